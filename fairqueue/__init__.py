@@ -1,0 +1,1 @@
+"""Weighted fair admission to one pool, in tokens."""

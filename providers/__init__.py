@@ -1,0 +1,1 @@
+"""Upstreams: wire formats, the connection to them, routing and their health."""

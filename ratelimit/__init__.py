@@ -1,0 +1,1 @@
+"""Limits that are counted once: requests, tokens, concurrency and money."""
