@@ -1,0 +1,1 @@
+"""Replays request traces against a running gateway and reports what each tenant got."""
