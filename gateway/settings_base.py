@@ -1,0 +1,78 @@
+"""What every settings model shares: frozen, closed to unknown keys, with plain numbers, names and secrets.
+
+Field names carry the unit (`_ms`, `_s`, `_tokens`, `usd_…`), so values are plain numbers everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+_T = TypeVar("_T")
+
+NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+MODEL_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
+
+
+class Settings(BaseModel):
+    """A part of the config file. Frozen: a change of settings is a new config, never an edited one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+def _not_a_flag(value: Any) -> Any:
+    """`true` would otherwise pass as the number 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _name(value: str) -> str:
+    if not NAME_PATTERN.fullmatch(value):
+        raise ValueError("is not a name: letters, digits, '.', '_' and '-', at most 63, a letter or digit first")
+    return value
+
+
+def _model_name(value: str) -> str:
+    if not MODEL_PATTERN.fullmatch(value):
+        raise ValueError("is not a model name: letters, digits and . _ : / @ + -, at most 128, a letter or digit first")
+    return value
+
+
+def _secret(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if not text.strip():
+        raise ValueError("is empty")
+    if text != text.strip() or not text.isascii() or not text.isprintable():
+        raise ValueError("must be printable ASCII without spaces around it (it travels in a header)")
+    return value
+
+
+def _auto(value: Any) -> Any:
+    """`auto` is written for "find out": the core knows it as None, which is unknown and never zero."""
+    return None if value == "auto" else value
+
+
+def _frozen(value: Mapping[str, _T]) -> Mapping[str, _T]:
+    return MappingProxyType(dict(value))
+
+
+Number = BeforeValidator(_not_a_flag)
+Count = Annotated[int, Number, Field(gt=0)]
+CountOrZero = Annotated[int, Number, Field(ge=0)]
+Positive = Annotated[float, Number, Field(gt=0)]
+PositiveOrZero = Annotated[float, Number, Field(ge=0)]
+Share = Annotated[float, Number, Field(ge=0, le=1)]
+Milliseconds = Annotated[int, Number, Field(gt=0, le=86_400_000)]
+Port = Annotated[int, Number, Field(ge=0, le=65_535)]
+AutoCount = Annotated[int | None, Number, BeforeValidator(_auto), Field(gt=0)]
+Name = Annotated[str, AfterValidator(_name)]
+ModelName = Annotated[str, AfterValidator(_model_name)]
+Secret = Annotated[SecretStr, AfterValidator(_secret)]
+Table = Annotated[Mapping[str, _T], AfterValidator(_frozen)]
+NameTable = Annotated[Mapping[Name, _T], AfterValidator(_frozen)]
+ModelTable = Annotated[Mapping[ModelName, _T], AfterValidator(_frozen)]

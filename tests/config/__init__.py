@@ -1,0 +1,1 @@
+"""Tests of the config file: reading it, its errors, its rules."""

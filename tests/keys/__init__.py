@@ -1,0 +1,1 @@
+"""Tests of API keys and of the principals behind them."""
