@@ -12,12 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Protocol
 
 Headers = Sequence[tuple[str, str]]
-
-NO_EXTRA: Mapping[str, str] = MappingProxyType({})
 
 
 class Endpoint(StrEnum):
@@ -65,7 +62,7 @@ class Upstream:
     """The upstream's own name for the model."""
     credential: str | None = None
     """Our key there. For SigV4: `access_key_id:secret_access_key[:session_token]`."""
-    extra: Mapping[str, str] = NO_EXTRA
+    extra: Mapping[str, str] = field(default_factory=dict)
     """Per-upstream switches and places: api_version, region, organization, project, max_tokens_field,
     stream_options...
     """

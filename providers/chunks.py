@@ -1,0 +1,52 @@
+"""What one object of an OpenAI-style answer holds: its usage, whether the model said something, how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from providers.exchange import Usage
+
+ABORTED = frozenset({"abort", "aborted", "error"})
+"""Values of `finish_reason` by which engines tell that they gave up; no client knows them."""
+
+_SAID = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio", "text")
+
+
+def _count(value: Any) -> int | None:
+    """A token count, or None for whatever is not one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
+        return None
+    return int(value)
+
+
+def _first(*values: Any) -> int | None:
+    """The first that is a count: zero counts, None does not."""
+    for value in values:
+        count = _count(value)
+        if count is not None:
+            return count
+    return None
+
+
+def read_usage(usage: dict[str, Any]) -> Usage:
+    """The usage object of chat, completions and embeddings, with the names vendors gave to cached and reasoning
+    tokens.
+    """
+    prompt = usage.get("prompt_tokens_details")
+    prompt = prompt if isinstance(prompt, dict) else {}
+    output = usage.get("completion_tokens_details")
+    output = output if isinstance(output, dict) else {}
+    return Usage(
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        output_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_first(prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens")),
+        cache_write_tokens=_first(
+            prompt.get("cache_write_tokens"), prompt.get("created_cache_tokens"), usage.get("created_cache_tokens")
+        ),
+        reasoning_tokens=_first(output.get("reasoning_tokens"), usage.get("reasoning_tokens")),
+    )
+
+
+def says(delta: dict[str, Any]) -> bool:
+    """Whether a delta, message or completion choice holds anything the model generated."""
+    return any(delta.get(name) for name in _SAID)

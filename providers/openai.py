@@ -1,0 +1,250 @@
+"""The OpenAI wire format, both ways: what is sent to an OpenAI-compatible upstream, and which reader takes its answer.
+
+A client of the OpenAI dialect and an upstream of the OpenAI dialect need no translation, so as little as possible is
+touched: the model's name, the usage a stream must end with, and fields a tenant has no business to set. A request in
+which nothing changes is sent as the bytes that came. What a kind of upstream reads and refuses is in `engines.FACTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from providers.engines import FACTS, Facts
+from providers.exchange import Call, Endpoint, Failure, Headers, Outgoing, Reader, Unsupported, Upstream
+from providers.failures import classify
+from providers.gather import GatherReader, WholeReader
+from providers.openai_stream import StreamReader
+
+PATHS: Mapping[Endpoint, str] = MappingProxyType(
+    {Endpoint.CHAT: "/chat/completions", Endpoint.COMPLETIONS: "/completions", Endpoint.EMBEDDINGS: "/embeddings"}
+)
+
+STEERING = frozenset(
+    {
+        # order of work and cache separation: the gateway's to set
+        "priority", "cache_salt", "extra_key", "session_id", "session_params",
+        # identities and transfers between replicas
+        "request_id", "rid", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "bootstrap_host",
+        "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
+        "disagg_prefill_dp_rank",
+        # what is loaded, where, and for how long
+        "lora", "lora_path", "lora_request", "id_slot", "keep_alive", "options",
+        # code of the caller's that would run inside the engine
+        "custom_logit_processor", "logits_processors",
+    }
+)  # fmt: skip
+"""Fields by which a client would steer an engine past the gateway: never passed on."""
+
+_ENGINE_FIELDS = frozenset(
+    {
+        "top_k", "min_p", "top_a", "typical_p", "repetition_penalty", "length_penalty", "early_stopping",
+        "use_beam_search", "best_of_sequences", "ignore_eos", "min_tokens", "stop_token_ids",
+        "include_stop_str_in_output", "no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens",
+        "truncate_prompt_tokens", "prompt_logprobs", "echo_tokens", "add_generation_prompt",
+        "continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs", "documents",
+        "mm_processor_kwargs", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+        "guided_grammar", "guided_decoding_backend", "regex", "ebnf", "grammar", "json_schema",
+        "allowed_token_ids", "bad_words", "return_tokens_as_token_ids", "return_token_ids", "include_reasoning",
+        "separate_reasoning", "stream_reasoning", "return_hidden_states", "thinking_token_budget",
+        "cache_prompt", "n_probs", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier",
+        "xtc_probability", "samplers", "timings_per_token", "n_predict", "repeat_penalty", "repeat_last_n",
+        "think", "raw", "format",
+    }
+)  # fmt: skip
+"""Fields engines know and OpenAI's own API refuses as unknown."""
+
+_GEMINI_FIELDS = frozenset(
+    {
+        "model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "n", "stop",
+        "tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort",
+        "presence_penalty", "frequency_penalty", "seed", "logprobs", "top_logprobs", "modalities", "audio",
+        "extra_body", "input", "encoding_format", "dimensions", "user",
+    }
+)  # fmt: skip
+"""All that Gemini's compatible endpoint is known to read: it refuses a request with any other field."""
+
+_WHOLE_ONLY = (
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "return_token_ids",
+    "echo",
+    "audio",
+    "return_hidden_states",
+)
+
+
+def gatherable(call: Call) -> bool:
+    """Whether a call that was not to be streamed can be streamed and put together without losing anything."""
+    body = call.body
+    if call.stream or call.endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+        return False
+    if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1):
+        return False
+    if any(body.get(name) not in (None, False) for name in _WHOLE_ONLY):
+        return False
+    prompt = body.get("prompt")
+    return not (isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int))
+
+
+def root_path(base_url: str, default: str = "/v1") -> str:
+    """The path of the API root: that of the base URL, or `default` when it names none."""
+    start = base_url.find("/", base_url.find("://") + 3)
+    path = base_url[start:].rstrip("/") if start >= 0 else ""
+    return path or default
+
+
+def rewrite(call: Call, upstream: Upstream, facts: Facts, *, streams: bool) -> dict[str, Any] | None:
+    """The body for the upstream, or None when the bytes that came will do. `call.body` is left as it is."""
+    body = call.body
+    changes: dict[str, Any] = {}
+    drops: set[str] = set()
+    if body.get("model") != upstream.model:
+        changes["model"] = upstream.model
+    if not STEERING.isdisjoint(body):
+        drops.update(STEERING.intersection(body))
+    if facts.folds_case:
+        drops.update(name for name in body if name != name.lower())
+    if not facts.extras:
+        drops.update(set(body) - _GEMINI_FIELDS if upstream.kind == "gemini-openai" else _ENGINE_FIELDS & body.keys())
+    if call.endpoint is not Endpoint.EMBEDDINGS:
+        _stream_fields(call, upstream, facts, streams, changes, drops)
+        _output_cap(call, upstream, facts, changes, drops)
+        if facts.priority is not None and upstream.priority:
+            changes["priority"] = facts.priority * upstream.priority
+        if not facts.developer_role and b'"developer"' in call.raw:
+            messages = body.get("messages")
+            if isinstance(messages, list):
+                changes["messages"] = [_as_system(message) for message in messages]
+    if facts.salt and upstream.cache_salt is not None:
+        changes["cache_salt"] = upstream.cache_salt
+    if not changes and not drops:
+        return None
+    rewritten = {name: value for name, value in body.items() if name not in drops} if drops else dict(body)
+    rewritten.update(changes)
+    return rewritten
+
+
+def _stream_fields(
+    call: Call, upstream: Upstream, facts: Facts, streams: bool, changes: dict[str, Any], drops: set[str]
+) -> None:
+    """Always ask for the usage a stream ends with, where the upstream knows how to be asked."""
+    options = call.body.get("stream_options")
+    if streams != bool(call.body.get("stream")):
+        changes["stream"] = streams
+    if not streams:
+        return
+    if not facts.stream_options or upstream.extra.get("stream_options") == "false":
+        if "stream_options" in call.body:
+            drops.add("stream_options")
+        return
+    known = options if isinstance(options, dict) else {}
+    if known.get("include_usage") is True and (facts.continuous_usage or "continuous_usage_stats" not in known):
+        return
+    wanted = {
+        name: value for name, value in known.items() if facts.continuous_usage or name != "continuous_usage_stats"
+    }
+    changes["stream_options"] = {**wanted, "include_usage": True}
+
+
+def _output_cap(call: Call, upstream: Upstream, facts: Facts, changes: dict[str, Any], drops: set[str]) -> None:
+    """One name for the output cap, the one the upstream is sure to read; a cap it overlooks would be no cap."""
+    body = call.body
+    if call.endpoint is not Endpoint.CHAT:
+        return
+    old, new = body.get("max_tokens"), body.get("max_completion_tokens")
+    name = upstream.extra.get("max_tokens_field", facts.output_cap)
+    if name == "max_tokens":
+        if "max_completion_tokens" in body:
+            drops.add("max_completion_tokens")
+            if new is not None:
+                changes["max_tokens"] = new
+    elif name == "max_completion_tokens":
+        if "max_tokens" in body:
+            drops.add("max_tokens")
+            if new is None and old is not None:
+                changes["max_completion_tokens"] = old
+    elif old is not None and new is not None:
+        drops.add("max_tokens")
+
+
+def _as_system(message: Any) -> Any:
+    if isinstance(message, dict) and message.get("role") == "developer":
+        return {**message, "role": "system"}
+    return message
+
+
+def headers_for(credential: tuple[tuple[str, str], ...], upstream: Upstream) -> tuple[tuple[str, str], ...]:
+    """What every upstream is sent: our credential and nothing of the client's."""
+    headers = (("content-type", "application/json"), ("accept-encoding", "identity"), *credential)
+    organization, project = upstream.extra.get("organization"), upstream.extra.get("project")
+    if organization:
+        headers += (("openai-organization", organization),)
+    if project:
+        headers += (("openai-project", project),)
+    return headers
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIKind:
+    """An upstream that speaks the OpenAI dialect to a client that speaks it too."""
+
+    name: str
+
+    @property
+    def facts(self) -> Facts:
+        """What this kind of upstream can do."""
+        return FACTS[self.name]
+
+    @property
+    def engine(self) -> bool:
+        """Self-hosted, and not an account at a vendor."""
+        return self.facts.engine
+
+    def prepare(self, call: Call, upstream: Upstream) -> Outgoing:
+        """The request for one attempt. Raises Unsupported for an endpoint the kind does not have."""
+        facts = FACTS[self.name]
+        if call.endpoint not in facts.endpoints:
+            raise Unsupported("endpoint", f"{call.endpoint} is not served by {self.name} upstreams")
+        streams = _streams(call, upstream)
+        body = rewrite(call, upstream, facts, streams=streams)
+        return Outgoing(
+            method="POST",
+            url_path=self.path(call, upstream),
+            headers=headers_for(self.credential(upstream), upstream),
+            body=call.raw if body is None else orjson.dumps(body),
+            streams=streams,
+        )
+
+    def path(self, call: Call, upstream: Upstream) -> str:
+        """Path and query of the call."""
+        return root_path(upstream.base_url) + PATHS[call.endpoint]
+
+    def credential(self, upstream: Upstream) -> tuple[tuple[str, str], ...]:
+        """Our credential as headers."""
+        return (("authorization", f"Bearer {upstream.credential}"),) if upstream.credential else ()
+
+    def reader(self, call: Call, upstream: Upstream, status: int, headers: Headers) -> Reader:
+        """The reader of an answer of status 200 to 299."""
+        facts = FACTS[self.name]
+        if not _streams(call, upstream):
+            return WholeReader(call, self.name)
+        if call.stream:
+            return StreamReader(call, self.name, finish_required=facts.finish_required)
+        return GatherReader(call, self.name, finish_required=facts.finish_required)
+
+    def failure(self, status: int, headers: Headers, body: bytes) -> Failure:
+        """What an answer of any other status means."""
+        return classify(self.name, status, headers, body)
+
+
+def _streams(call: Call, upstream: Upstream) -> bool:
+    """Whether the upstream is asked to stream."""
+    if call.endpoint is Endpoint.EMBEDDINGS:
+        return False
+    return call.stream or (upstream.gather and gatherable(call))
