@@ -23,14 +23,19 @@ _KEPT = 4096  # block texts held, about 8 MB
 class Prompts:
     """Text for the requests of one trace. The same request gets the same text in every run."""
 
-    def __init__(self, bytes_per_token: float = 4.0, *, seed: int = 1) -> None:
-        self._bytes_per_token = bytes_per_token
+    def __init__(
+        self, bytes_per_token: float = 4.0, *, scale: float = 1.0, overhead_tokens: int = 0, seed: int = 1
+    ) -> None:
+        """`scale` multiplies all lengths, blocks included; `overhead_tokens` are those the engine's chat template adds
+        to each prompt, so its text is shorter by as many."""
+        self._bytes_per_token = bytes_per_token * scale  # bytes of text for each token of the trace
+        self._overhead = round(overhead_tokens * bytes_per_token)  # bytes
         self._seed = seed
         self._blocks: OrderedDict[int, str] = OrderedDict()  # least recently used first
 
     def text(self, index: int, request: Request) -> str:
-        """The prompt of the trace's request number `index`: prompt_tokens * bytes_per_token bytes, at least one."""
-        size = max(1, round(request.prompt_tokens * self._bytes_per_token))
+        """The prompt of the trace's request number `index`, at least one byte; the same request gets the same text."""
+        size = max(1, round(request.prompt_tokens * self._bytes_per_token) - self._overhead)
         if not request.blocks:
             return _words(f"{self._seed}/own/{index}", size)
         text = "".join(map(self._block, request.blocks))[:size]
