@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 
@@ -164,31 +165,42 @@ def _row(results: Sequence[Result], duration_s: float, targets: Targets) -> Row:
     )
 
 
+_SHORT = {End.CANCELLED: "left", End.UNFINISHED: "open"}
+
+
 def table(report: Report) -> Table:
-    """The report for a terminal."""
-    shown = Table(title=f"{report.total.sent} of {report.planned} requests in {report.duration_s:.1f} s")
+    """The report for a terminal; ends that no request came to have no column."""
+    ends = [end for end in End if end is End.OK or getattr(report.total, end.value)]
+    shown = Table(
+        title=f"{report.total.sent} of {report.planned} requests in {report.duration_s:.1f} s", box=SIMPLE_HEAD
+    )
     shown.add_column("tenant")
-    for column in ("sent", "ok", "refused", "failed", "cancelled", "unfinished"):
+    for column in ("sent", *(_SHORT.get(end, end.value) for end in ends)):
         shown.add_column(column, justify="right")
-    for column in ("TTFT ms\np50", "\np90", "\np99", "TPOT ms\np50", "\np99", "tokens/s", "good/s", "in SLO"):
+    for column in ("TTFT\np50", "ms\np90", "\np99", "TPOT\np50", "ms\np99", "\ntok/s", "good\n/s", "in\nSLO"):
         shown.add_column(column, justify="right")
+    last = list(report.tenants)[-1:]
     for tenant, row in (*report.tenants.items(), ("all", report.total)):
-        ends = (row.sent, row.ok, row.refused, row.failed, row.cancelled, row.unfinished)
         shown.add_row(
             tenant,
-            *(str(count) if count or not position else "-" for position, count in enumerate(ends)),
+            str(row.sent),
+            *(str(getattr(row, end.value) or "-") for end in ends),
             *_times(row.ttft_ms, "p50", "p90", "p99"),
             *_times(row.tpot_ms, "p50", "p99"),
             f"{row.output_tokens_per_s:,.0f}",
             f"{row.goodput_per_s:.2f}",
             "-" if row.attainment is None else f"{row.attainment:.1%}",
-            end_section=tenant != "all" and tenant == list(report.tenants)[-1],
+            end_section=[tenant] == last,
         )
     return shown
 
 
 def _times(found: Quantiles | None, *names: str) -> list[str]:
-    return ["-" if found is None else f"{getattr(found, name):,.1f}" for name in names]
+    return ["-" if found is None else _readable(getattr(found, name)) for name in names]
+
+
+def _readable(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.1f}"
 
 
 def remarks(report: Report) -> list[str]:
