@@ -15,6 +15,7 @@ the socket takes them.
 
 import asyncio
 import math
+import ssl
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -24,6 +25,7 @@ from providers.answer import Answer, Cut, HeadTimeout, Malformed, Phase, Silence
 
 SLICE = 64 * 1024  # bytes of a request body handed to the loop at once; smaller requests leave in a single write
 _NEVER = math.inf
+_TLS_RECORD = 17 * 1024  # bytes, the largest record with its overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Keeper(Protocol):
 
     def gone(self, connection: "Connection") -> None:
         """The connection is closed; called exactly once for each connection."""
+
+
+class _TlsTransport(Protocol):
+    def set_read_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
 class Connection(asyncio.Protocol):
@@ -197,6 +203,9 @@ class Connection(asyncio.Protocol):
         else:
             self._transport = stream
             stream.set_write_buffer_limits(high=SLICE)
+            if stream.get_extra_info("ssl_object") is not None:
+                # Held undecrypted besides the unread body; less than a record would stick with one cut in two.
+                cast("_TlsTransport", stream).set_read_buffer_limits(high=2 * _TLS_RECORD)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
@@ -241,9 +250,7 @@ class Connection(asyncio.Protocol):
         answer = self._answer
         if answer is None:
             self.abort()
-        elif self._phase is Phase.BODY and not any(
-            name in ("content-length", "transfer-encoding") for name, _ in answer.headers
-        ):
+        elif self._phase is Phase.BODY and _ends_with_connection(answer) and _said_farewell(self._transport):
             answer.complete = True
             self._keep = False
             self._finish(answer)
@@ -412,6 +419,27 @@ class _Refused(Exception):
 def _why(error: Exception) -> str:
     cause = error.__context__
     return str(cause) if isinstance(cause, _Refused) else str(error) or type(error).__name__
+
+
+def _ends_with_connection(answer: Answer) -> bool:
+    """Whether the head announced neither a length nor chunks, so that the end of the connection is the proper end."""
+    return not any(name in ("content-length", "transfer-encoding") for name, _ in answer.headers)
+
+
+def _said_farewell(transport: asyncio.Transport | None) -> bool:
+    """Whether TLS, if there is any, was ended by the upstream itself and not only the TCP connection below it.
+
+    Loops differ in what they report here, so the TLS object is asked: a read gives the end, or wants more.
+    """
+    tls = None if transport is None else transport.get_extra_info("ssl_object")
+    if tls is None:
+        return True
+    try:
+        return not tls.read(1)
+    except ssl.SSLZeroReturnError:
+        return True
+    except ssl.SSLError:
+        return False
 
 
 def _wake(answer: Answer) -> None:

@@ -12,6 +12,7 @@ likely the upstream closed it while the request was on its way. Nothing else is 
 import asyncio
 import math
 import ssl
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -107,9 +108,9 @@ class Transport:
         reused, again, connect_s = True, False, 0.0
         while True:
             if connection is None:
-                started = pool.loop.time()
+                started = time.monotonic()
                 connection, reused = await pool.acquire(timers.connect_s, fresh=again)
-                connect_s = pool.loop.time() - started
+                connect_s = time.monotonic() - started
             answer = Answer(idle_s=timers.idle_s, reused=reused, connect_s=connect_s, is_head=method == "HEAD")
             try:
                 await connection.begin(answer, head, body, timers.head_s)

@@ -1,0 +1,1 @@
+"""The upstream leg against real sockets and against bytes cut anywhere."""
