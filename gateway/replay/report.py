@@ -171,9 +171,8 @@ _SHORT = {End.CANCELLED: "left", End.UNFINISHED: "open"}
 def table(report: Report) -> Table:
     """The report for a terminal; ends that no request came to have no column."""
     ends = [end for end in End if end is End.OK or getattr(report.total, end.value)]
-    shown = Table(
-        title=f"{report.total.sent} of {report.planned} requests in {report.duration_s:.1f} s", box=SIMPLE_HEAD
-    )
+    title = f"{report.total.sent} of {report.planned} requests in {report.duration_s:.1f} s"
+    shown = Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     shown.add_column("tenant")
     for column in ("sent", *(_SHORT.get(end, end.value) for end in ends)):
         shown.add_column(column, justify="right")
