@@ -46,6 +46,10 @@ class Peer:
         """Read the head of a request and leave its body where it is."""
         return await self._reader.readuntil(b"\r\n\r\n")
 
+    async def exactly(self, count: int) -> bytes:
+        """Read so many bytes of what the other end sends."""
+        return await self._reader.readexactly(count)
+
     async def wait_closed(self) -> int:
         """Read on until the other end has closed or reset the connection; gives the number of bytes read."""
         count = 0
