@@ -1,0 +1,60 @@
+"""Seats of a replica that nobody states, learned from what it takes; and the safety net on what is stated.
+
+`SeatLearner`. The limit starts small and grows by one with every first token that comes while the limit is used
+(each proves a seat, so it doubles per round trip), until the replica shows that it is full: requests waiting inside
+an engine, a 429 from an account. Then it is cut by a tenth, at most once per `calm_s`, and grows by about one per
+round trip from there (AIMD). It never falls below what the engine says it runs, and it does not grow while unused.
+
+`SafetyNet`. A factor on the dispatch budget of a replica: an SLO breached in a window multiplies it by 0.9, a window
+within SLO and at least half used adds 0.02, clamped to [0.5, 1.2]. Fits are optimistic by some percent (queueing is
+not in them); this is what corrects them.
+"""
+
+from __future__ import annotations
+
+_START = 2.0
+
+
+class SeatLearner:
+    """A limit on sequences in flight, for one replica."""
+
+    __slots__ = ("_calm_until", "_slow_start", "calm_s", "value")
+
+    def __init__(self, calm_s: float = 1.0) -> None:
+        self.value = _START
+        self.calm_s = calm_s
+        self._slow_start = True
+        self._calm_until = float("-inf")
+
+    @property
+    def limit(self) -> int:
+        return max(1, int(self.value))
+
+    def accepted(self, inflight: int) -> None:
+        """The replica began to answer a request while `inflight` sequences were in flight."""
+        if 2 * inflight >= self.limit if self._slow_start else inflight >= self.limit - 1:
+            self.value += 1.0 if self._slow_start else 1.0 / self.value
+
+    def congested(self, now: float, running: int | None) -> None:
+        """The replica is full. `running` is what it runs, if it says so."""
+        if now < self._calm_until:
+            return
+        self._calm_until = now + self.calm_s
+        self._slow_start = False
+        self.value = max(1.0, self.value * 0.9, float(running or 0))
+
+
+class SafetyNet:
+    """The factor by which a replica's dispatch budget is scaled."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def window(self, *, breached: bool, used: float) -> None:
+        """One window has ended: whether its SLO was breached, and what part of the budget was used (0..1)."""
+        if breached:
+            self.factor = max(0.5, self.factor * 0.9)
+        elif used >= 0.5:
+            self.factor = min(1.2, self.factor + 0.02)

@@ -1,0 +1,332 @@
+"""One replica as admission sees it: what it can hold, what it holds, and whether it takes more.
+
+Two questions, asked in this order. `is_open`: would it take *any* request now? Seats, the prefill line, the pace, the
+engine's own queue, back-off: none depends on the request, so size decides nothing here. `fits`: has it room for *this*
+request? KV tokens, and seats for more than one sequence.
+
+Saturation never sticks: what an engine reports is believed while fresh only, and a replica with nothing in flight is
+open whatever else is remembered of it.
+"""
+
+from __future__ import annotations
+
+from fairqueue.capacity import Capacity, Figure, Scrape, ScrapeState, Source, resolve
+from fairqueue.item import Item
+from fairqueue.kv import Ledger
+from fairqueue.learn import SafetyNet, SeatLearner
+from fairqueue.prefill import Pace, PrefillLine
+from fairqueue.settings import PoolSettings
+from fairqueue.snapshot import ReplicaSnapshot
+from fairqueue.ticket import Ticket
+
+_NEVER = float("inf")
+_RECENT = 512  # prefixes remembered per replica
+
+
+class Replica:
+    """State of one replica. Owned by one `Admission`; tickets keep it alive after its removal."""
+
+    __slots__ = (
+        "_configured",
+        "_engine",
+        "_fail_left",
+        "_fail_need",
+        "_full_at",
+        "_not_before",
+        "_settings",
+        "claimant",
+        "inflight",
+        "kv_tokens",
+        "learner",
+        "ledger",
+        "line",
+        "name",
+        "net",
+        "pace",
+        "preemptible",
+        "recent",
+        "scraped",
+        "seat_limit",
+        "seats",
+        "seats_held",
+        "solid_kv",
+        "usable",
+    )
+
+    def __init__(self, name: str, settings: PoolSettings) -> None:
+        self.name = name
+        self._settings = settings
+        self._configured = Capacity()
+        self._engine = Capacity()
+        self.usable = True
+        self.inflight = 0  # tickets not released
+        self.seats_held = 0  # sum of their seats
+        self.ledger = Ledger()
+        self.line = PrefillLine(settings.prefill_allowance * settings.ttft_slo_s)
+        self.pace = Pace()
+        self.learner = SeatLearner()
+        self.net = SafetyNet()
+        self.scraped = ScrapeState(settings.scrape_interval_s)
+        self.preemptible: dict[Ticket, None] = {}  # batch of which no caller has seen anything, oldest first
+        self.solid_kv = 0  # predicted KV tokens, at grant, of the others
+        self.claimant: Item | None = None  # room is being gathered for it; nobody else may enter
+        self.recent: dict[int, None] = {}  # prefixes served here, oldest first
+        self.seats = Figure(None, Source.UNKNOWN)
+        self.kv_tokens: int | None = None
+        self.seat_limit = 0  # enforced now
+        self._full_at: int | None = None  # seats at which the engine had requests waiting
+        self._not_before = float("-inf")
+        self._fail_need = _NEVER  # a newcomer at least this large in both was found not to fit,
+        self._fail_left = _NEVER  # and room has only shrunk since
+        self.refresh()
+
+    # -- capacity ------------------------------------------------------------------------------------------
+
+    def configure(self, configured: Capacity | None, engine: Capacity | None) -> None:
+        """New figures from the operator or the engine; None leaves that side as it is."""
+        if configured is not None:
+            self._configured = configured
+        if engine is not None:
+            self._engine = engine
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Figures changed: recompute the limits that follow from them."""
+        ours, theirs = self._configured, self._engine
+        self.seats = resolve(ours.seats, theirs.seats)
+        kv = resolve(ours.kv_tokens, theirs.kv_tokens).value
+        self.kv_tokens = None if kv is None or not self._settings.engine else int(kv)
+        self.ledger.block_tokens = theirs.block_tokens if theirs.kv_tokens is not None else ours.block_tokens
+        self.line.chunk = ours.chunk_tokens if theirs.chunk_tokens is None else theirs.chunk_tokens
+        self.line.ceiling = resolve(ours.prefill_rate, theirs.prefill_rate).value
+        self.limit_seats()
+        self.room_grew()
+
+    def limit_seats(self) -> None:
+        """What limits seats changed."""
+        known = self.seats.value
+        limit = self.learner.limit if known is None else int(known)
+        if self.net.factor < 1.0:
+            limit = max(1, int(limit * self.net.factor)) if limit else 0
+        if self._full_at is not None:
+            limit = min(limit, self._full_at)
+        self.seat_limit = limit
+
+    # -- what it holds -------------------------------------------------------------------------------------
+
+    def enter(self, ticket: Ticket, now: float) -> None:
+        item = ticket.item
+        demand = item.demand
+        self.inflight += 1
+        self.seats_held += demand.seats
+        self.ledger.add(ticket, demand.prompt_tokens, demand.cached_tokens, item.affinity, item.left)
+        if ticket._solid:
+            self.solid_kv += ticket._kv
+        else:
+            self.preemptible[ticket] = None
+        if self._settings.engine:
+            tokens = demand.prompt_tokens - demand.cached_tokens
+            self.line.enter(ticket, tokens, now)
+            if self.pace.rate is not None:
+                self.pace.take(tokens, now)
+        if item.affinity is not None:
+            self._remember(item.affinity)
+
+    def _remember(self, affinity: int) -> None:
+        recent = self.recent
+        recent.pop(affinity, None)
+        recent[affinity] = None
+        if len(recent) > _RECENT:
+            del recent[next(iter(recent))]
+
+    def solidify(self, ticket: Ticket) -> None:
+        """Its caller has seen something: it can no longer be taken back."""
+        if not ticket._solid:
+            ticket._solid = True
+            del self.preemptible[ticket]
+            self.solid_kv += ticket._kv
+
+    def first_token(self, ticket: Ticket, now: float) -> None:
+        self.line.leave(ticket, now, finished=True)
+        if self.seats.value is None:
+            self.learner.accepted(self.inflight)
+            self.limit_seats()
+
+    def progress(self, ticket: Ticket, generated: int) -> bool:
+        """Whether predicted use fell although nothing ended."""
+        ledger = self.ledger
+        before = ledger.total
+        ledger.progress(ticket, generated, max(0, ticket.item.remaining(generated)))
+        if ledger.total < before:
+            self.room_grew()
+            return True
+        return False
+
+    def leave(self, ticket: Ticket, now: float) -> None:
+        self.inflight -= 1
+        self.seats_held -= ticket.item.demand.seats
+        self.ledger.remove(ticket, self.kv_tokens or 0)
+        if ticket._solid:
+            self.solid_kv -= ticket._kv
+        else:
+            del self.preemptible[ticket]
+        self.line.leave(ticket, now, finished=False)
+        self._fail_need = self._fail_left = _NEVER
+
+    def room_grew(self) -> None:
+        self._fail_need = self._fail_left = _NEVER
+
+    # -- what it is told -----------------------------------------------------------------------------------
+
+    def observe(self, scrape: Scrape, now: float) -> None:
+        if not self.scraped.take(scrape, self.seats_held, self.ledger.now_used):
+            return
+        waiting = scrape.waiting
+        if waiting is not None:
+            # What was just let in is in prefill, not waiting for room.
+            explained = 0 if self.line.stalled(now) else len(self.line.waiting)
+            if waiting > explained:
+                self.learner.congested(now, scrape.running)
+                self._full_at = max(1, scrape.running if scrape.running is not None else self.seats_held - waiting)
+            else:
+                self._full_at = None
+            self.limit_seats()
+        self.room_grew()
+
+    def throttled(self, now: float, retry_after_s: float | None) -> None:
+        """It refused work for want of capacity (429): fewer seats, and nothing new before it said."""
+        self.learner.congested(now, None)
+        if retry_after_s is not None:
+            self._not_before = max(self._not_before, now + retry_after_s)
+        self.limit_seats()
+
+    # -- whether it takes more -----------------------------------------------------------------------------
+
+    def is_open(self, now: float) -> bool:
+        """Whether it takes a request for which it has room."""
+        if not self.usable or now < self._not_before:
+            return False
+        if not self.inflight:
+            return self.seats.value != 0  # the watchdog: an empty replica takes what it is given
+        held = self.seats_held
+        scraped = self.scraped
+        if scraped.last is not None:
+            held = scraped.seats(held, now)
+            if self._full_at is not None and not scraped.fresh(now):
+                self._full_at = None
+                self.limit_seats()
+        if held >= self.seat_limit:
+            return False
+        return not self._settings.engine or (self.line.is_open(now) and self.pace.is_open(now))
+
+    def opens_at(self, now: float) -> float | None:
+        """When time alone may open it; None = only an event can."""
+        if not self.usable:
+            return None
+        if now < self._not_before:
+            return self._not_before
+        if self.seats_held >= self.seat_limit and self.inflight:
+            return None
+        at = self.line.opens_at(now)
+        return None if at is None else max(at, self.pace.opens_at(now))
+
+    def kv_limit(self, now: float) -> float | None:
+        """KV tokens that the predicted peak may reach; None = unknown."""
+        kv = self.kv_tokens
+        if kv is None:
+            return None
+        stale = self.scraped.last is not None and not self.scraped.fresh(now)
+        return kv * (self._settings.stale_kv_fraction if stale else self._settings.kv_fraction)
+
+    def serves(self, item: Item) -> bool:
+        """Whether the request may go here at all, now or later."""
+        name = self.name
+        if (item.replicas is not None and name not in item.replicas) or name in item.excluded:
+            return False
+        return self.kv_tokens is None or item.demand.prompt_tokens + 1 <= self.kv_tokens
+
+    def fits(self, item: Item, now: float, withheld: float = 0.0) -> bool:
+        """Whether there is room for this request, with `withheld` KV tokens left free."""
+        demand = item.demand
+        kv = self.kv_tokens
+        if not self.inflight:
+            return kv is None or demand.prompt_tokens + 1 <= kv
+        if demand.seats > 1 and self.seats_held + demand.seats > self.seat_limit:
+            return False
+        if kv is None:
+            return True
+        ledger = self.ledger
+        need = ledger.need(demand.prompt_tokens, demand.cached_tokens, item.affinity)
+        left = item.left
+        if need >= self._fail_need and left >= self._fail_left:
+            return False
+        limit = self.kv_limit(now)
+        assert limit is not None
+        if withheld:
+            return ledger.fits(need, left, limit - withheld)
+        if (
+            self.scraped.last is not None and self.scraped.kv(ledger.now_used, kv, now) + need > limit
+        ) or not ledger.fits(need, left, limit):
+            if need <= self._fail_need and left <= self._fail_left:
+                self._fail_need = need
+                self._fail_left = left
+            return False
+        return True
+
+    def load(self) -> float:
+        """How full it is, about 0 to 1: the fuller of KV and seats, and prefill in units of the TTFT objective."""
+        kv = self.kv_tokens
+        fill = self.seats_held / self.seat_limit if self.seat_limit else 1.0
+        if kv:
+            fill = max(fill, self.ledger.total / kv)
+        speed = self.line.speed
+        if speed:
+            fill += self.line.tokens / (speed * self._settings.ttft_slo_s)
+        return fill
+
+    # -- what others may look at ---------------------------------------------------------------------------
+
+    @property
+    def seats_free(self) -> int:
+        return max(0, self.seat_limit - self.seats_held)
+
+    @property
+    def kv_capacity(self) -> int | None:
+        return self.kv_tokens
+
+    @property
+    def kv_free(self) -> int | None:
+        return None if self.kv_tokens is None else max(0, self.kv_tokens - self.ledger.total)
+
+    @property
+    def prefill_waiting(self) -> int:
+        return self.line.tokens
+
+    def snapshot(self, now: float) -> ReplicaSnapshot:
+        ours, theirs = self._configured, self._engine
+        learned = self.line.learned
+        rate = resolve(ours.prefill_rate, theirs.prefill_rate)
+        if learned is not None and (rate.value is None or learned < rate.value):
+            rate = Figure(learned, Source.LEARNED, provisional=True)
+        seats = self.seats
+        if seats.value is None:
+            seats = Figure(self.learner.limit, Source.LEARNED, provisional=True)
+        return ReplicaSnapshot(
+            name=self.name,
+            usable=self.usable,
+            open=self.is_open(now),
+            inflight=self.inflight,
+            seats_held=self.seats_held,
+            seats=seats,
+            seat_limit=self.seat_limit,
+            kv_tokens_held=self.ledger.now_used,
+            kv_tokens_peak=self.ledger.peak(),
+            kv_tokens=resolve(ours.kv_tokens, theirs.kv_tokens),
+            prefill_tokens=self.line.tokens,
+            prefill_rate=rate,
+            pace=self.pace.rate,
+            chunk_tokens=resolve(ours.chunk_tokens, theirs.chunk_tokens),
+            scrape_age_s=self.scraped.age(now),
+            full=self._full_at is not None and self.scraped.fresh(now),
+            claimed_by=None if self.claimant is None else self.claimant.request_id,
+        )

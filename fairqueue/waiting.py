@@ -1,0 +1,148 @@
+"""Everything that waits for one pool: tenants, their flows in each class, limits and age, kept as one.
+
+An item is in exactly one flow while it waits, and in the counts of that flow, its class, its tenant and the whole.
+`push` and `remove` are the only ways in and out, so all of them move together; neither charges anybody.
+"""
+
+from __future__ import annotations
+
+from fairqueue.bounds import Expiry, LongestQueue
+from fairqueue.classes import ClassClock
+from fairqueue.fair import FairQueue, Flow, Tenant
+from fairqueue.guarantees import Guarantees
+from fairqueue.item import Item, Reason, Refusal, RequestClass
+from fairqueue.settings import CLASSES, PoolSettings
+
+
+class Waiting:
+    """The queue of one pool."""
+
+    __slots__ = (
+        "_idle",
+        "_settings",
+        "classes",
+        "cost",
+        "expiry",
+        "guarantees",
+        "length",
+        "longest",
+        "queues",
+        "tenants",
+    )
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        self.tenants: dict[str, Tenant] = {}
+        self.queues = [FairQueue() for _ in CLASSES]
+        self.classes = ClassClock([settings.class_weights[c] for c in CLASSES])
+        self.guarantees = Guarantees()
+        self.longest = LongestQueue()
+        self.expiry = Expiry()
+        self.length = 0  # items waiting
+        self.cost = 0.0  # their cost units
+        self._idle: dict[str, float] = {}  # tenants with nothing waiting or in flight, by since when; oldest first
+
+    def flow_of(self, item: Item) -> Flow:
+        """The flow an item belongs to; made when new."""
+        tenant = self.tenants.get(item.tenant)
+        if tenant is None:
+            tenant = self.tenants[item.tenant] = Tenant(item.tenant, len(CLASSES))
+        index = 1 if item.cls is RequestClass.BATCH else 0
+        flow = tenant.flows[index]
+        if flow is None:
+            flow = tenant.flows[index] = Flow(tenant, index)
+        return flow
+
+    def push(self, item: Item, now: float) -> bool:
+        """The item starts to wait. Returns whether it is its flow's next."""
+        flow = self.flow_of(item)
+        tenant = flow.tenant
+        queue = self.queues[flow.index]
+        if not queue.length:
+            self.classes.activate(flow.index)
+        queue.push(flow, item)
+        self.length += 1
+        self.cost += item.cost
+        tenant.waiting += 1
+        tenant.backlog += item.cost
+        if tenant.waiting == 1:
+            self.longest.tenants += 1
+            self._idle.pop(tenant.name, None)
+            if tenant.reservation is not None:
+                self.guarantees.began_to_wait(tenant, now)
+        self.longest.grew(tenant)
+        self.expiry.add(item, self.length)
+        return flow.head() is item
+
+    def remove(self, item: Item, now: float) -> None:
+        """The item waits no longer, for whatever reason."""
+        flow = item.flow
+        assert flow is not None
+        tenant = flow.tenant
+        self.queues[flow.index].remove(item)
+        self.length -= 1
+        self.cost -= item.cost
+        tenant.waiting -= 1
+        if tenant.waiting:
+            tenant.backlog -= item.cost
+        else:
+            tenant.backlog = 0.0  # no residue of float sums
+            self.longest.tenants -= 1
+            if not tenant.inflight:
+                self._idle[tenant.name] = now
+        if not self.length:
+            self.cost = 0.0
+            self.longest.clear()
+            self.expiry.clear()
+
+    def rest(self, tenant: Tenant, now: float) -> None:
+        """The tenant has nothing in flight any more."""
+        if not tenant.waiting:
+            self._idle[tenant.name] = now
+
+    def busy(self, tenant: Tenant) -> None:
+        """The tenant has something in flight."""
+        self._idle.pop(tenant.name, None)
+
+    def forget_idle(self, now: float) -> None:
+        """Counters of tenants idle for long are dropped; what an operator set stays."""
+        limit = now - self._settings.forget_s
+        while self._idle:
+            name = next(iter(self._idle))
+            if self._idle[name] > limit:
+                return
+            del self._idle[name]
+            tenant = self.tenants[name]
+            if tenant.configured:
+                tenant.flows = [None] * len(CLASSES)
+            else:
+                del self.tenants[name]
+
+    def set_weight(self, tenant: Tenant, weight: float) -> None:
+        """Future charges use the new weight; what was charged stays as it was."""
+        for queue, flow in zip(self.queues, tenant.flows, strict=True):
+            if flow is not None:
+                queue.reweigh(flow, tenant.weight, weight)
+        tenant.weight = weight
+        if tenant.waiting:
+            self.longest.grew(tenant)
+
+    def overflow(self, item: Item, now: float) -> list[Refusal]:
+        """Evictions that bring the queue back within its bounds, after `item` was pushed."""
+        refusals: list[Refusal] = []
+        bounds = self._settings.bounds
+        while bounds.overfull(self.length, self.cost):
+            tenant = self.longest.longest()
+            if tenant is None:
+                break
+            # Batch pays before interactive inside the tenant that pays.
+            flow = next(f for f in reversed(tenant.flows) if f is not None and f.items)
+            victim = flow.newest()
+            detail = (
+                f"{self.length} requests of cost {self.cost:.0f} wait; tenant {tenant.name} has the longest queue "
+                f"for its weight: {tenant.waiting} of cost {tenant.backlog:.0f}"
+            )
+            self.remove(victim, now)
+            reason = Reason.QUEUE_FULL if victim is item else Reason.EVICTED
+            refusals.append(Refusal(victim, reason, 0.0, detail))
+        return refusals
