@@ -181,7 +181,7 @@ def _as_system(message: Any) -> Any:
 
 def headers_for(credential: tuple[tuple[str, str], ...], upstream: Upstream) -> tuple[tuple[str, str], ...]:
     """What every upstream is sent: our credential and nothing of the client's."""
-    headers = (("content-type", "application/json"), ("accept-encoding", "identity"), *credential)
+    headers = (("content-type", "application/json"), *credential)
     organization, project = upstream.extra.get("organization"), upstream.extra.get("project")
     if organization:
         headers += (("openai-organization", organization),)

@@ -1,0 +1,412 @@
+"""Builds every part from a config and joins them; the only file that knows them all.
+
+`App.start` serves; `App.reload` swaps in another config under load: gates, limits, breakers and
+connections outlive it, requests under way keep the world they began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+import aiohttp
+import uvloop
+from aiohttp import web
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from fairqueue.admission import Admission, PoolSnapshot
+from fairqueue.capacity import Capacity, Scrape
+from gateway import config as config_file
+from gateway import values
+from gateway.accept import Doorman
+from gateway.api.ops import Readiness, add_routes
+from gateway.api.server import DataServer
+from gateway.clock import Clock
+from gateway.dispatch import Dispatcher
+from gateway.estimate import Estimator
+from gateway.gate import Gate
+from gateway.lifecycle import Lifecycle
+from gateway.principals import directory
+from gateway.routing import Routing
+from gateway.settings import Config, Model
+from gateway.settings_pools import Pool
+from gateway.settle import Settler
+from gateway.strangers import Strangers
+from gateway.telemetry import logs
+from gateway.telemetry.instruments import Instruments
+from gateway.telemetry.page import Page
+from gateway.world import ModelEntry, PoolEntry, World
+from providers.balance import Chooser
+from providers.breaker import Breakers
+from providers.ejection import Replicas
+from providers.kinds import kind_named
+from providers.retry import RetryRatios
+from providers.transport import Transport
+from providers.watch import Observation, Watcher, WatchSettings, aiohttp_get
+from ratelimit.store import LocalLimiter
+
+log = logging.getLogger("weighbridge")
+
+_HOUSEKEEPING_S = 5.0
+_FIRST_POLL_S = 1.0  # ready is not said before replicas were polled once, or this long
+_BODY_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What of a pool outlives a reload."""
+
+    gate: Gate
+    members: Replicas
+    chooser: Chooser
+    watcher: Watcher
+    session: aiohttp.ClientSession
+    polled: set[str]  # replicas that have been polled at least once
+
+
+class App:
+    """One gateway process. Make it inside a running loop."""
+
+    def __init__(self, config: Config, *, path: Path | None = None, request_log: IO[bytes] | None = None) -> None:
+        self.config = config
+        self.path = path
+        self.clock = Clock()
+        self.instruments = Instruments()
+        self.estimator = Estimator()
+        self.limiter = LocalLimiter()
+        self.transport = Transport()
+        self.strangers = Strangers(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
+        self.breakers = Breakers(random.random, values.breaker(config.failover))
+        self.pools: dict[str, _Parts] = {}
+        self.port = self.admin_port = 0
+        self._log = logs.RequestLog(request_log)
+        self._started = int(self.clock.unix())
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._admin: web.AppRunner | None = None
+        self._ready = False
+        settler = Settler(
+            clock=self.clock,
+            limiter=self.limiter,
+            estimator=self.estimator,
+            instruments=self.instruments,
+            log=self._log,
+        )
+        retry = values.retry(config.failover)
+        routing = Routing(
+            clock=self.clock,
+            uniform=random.random,
+            breakers=self.breakers,
+            ratios=RetryRatios(retry, self.clock.monotonic()),
+            retry=retry,
+            salt_secret=secrets.token_bytes(32),
+        )
+        self.lifecycle = Lifecycle(
+            self._world(config),
+            clock=self.clock,
+            doorman=Doorman(clock=self.clock, estimator=self.estimator, strangers=self.strangers),
+            dispatcher=Dispatcher(
+                clock=self.clock,
+                transport=self.transport,
+                routing=routing,
+                settler=settler,
+                instruments=self.instruments,
+            ),
+            settler=settler,
+            instruments=self.instruments,
+            readiness=self.readiness,
+            new_id=_request_ids(),
+        )
+        self._server = DataServer(self.lifecycle.serve)
+        self._page = Page(self.instruments, self._snapshots, self._extra_metrics)
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    async def start(self) -> App:
+        """Listens and becomes ready. Raises OSError when a port is taken."""
+        config = self.config
+        self.port = await self._server.start(config.listen.host, config.listen.port)
+        admin = web.Application()
+        add_routes(admin, self.readiness, self._page.render)
+        self._admin = web.AppRunner(admin, access_log=None, shutdown_timeout=1.0)
+        await self._admin.setup()
+        await web.TCPSite(self._admin, config.admin.host, config.admin.port).start()
+        self.admin_port = self._admin.addresses[0][1]
+        for parts in self.pools.values():
+            await parts.watcher.start()
+        await self._first_polls()
+        self._spawn(self._keep_house())
+        self._ready = True
+        log.info("ready: data on port %d, admin on port %d", self.port, self.admin_port)
+        return self
+
+    def handle_signals(self) -> None:
+        """SIGTERM and SIGINT stop, SIGHUP reloads."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self.reload_file)
+
+    async def wait(self) -> None:
+        """Until a signal to stop."""
+        await self._stop.wait()
+
+    async def close(self) -> None:
+        """Not ready, no new requests, running ones finish (bounded), then everything is closed."""
+        self._ready = False
+        cut = await self.lifecycle.drain(self.config.listen.drain_s)
+        if cut:
+            log.warning("%d requests were cut at the end of the drain time", cut)
+        for task in self._tasks:
+            task.cancel()
+        await self._server.close()
+        if self._admin is not None:
+            await self._admin.cleanup()
+        for parts in self.pools.values():
+            await self._close_parts(parts)
+        await self.transport.close()
+        self._log.close()
+
+    @staticmethod
+    async def _close_parts(parts: _Parts) -> None:
+        await parts.watcher.stop()
+        await parts.session.close()
+        parts.gate.close()
+
+    async def _first_polls(self) -> None:
+        """Waits until every watched replica was polled once, so that the first request meets known capacity."""
+        until = self.clock.monotonic() + _FIRST_POLL_S
+        while self.clock.monotonic() < until:
+            waiting = [
+                replica.name
+                for name, pool in self.config.pools.items()
+                for replica in pool.replicas
+                if replica.name not in self.pools[name].polled
+            ]
+            if not waiting:
+                return
+            await asyncio.sleep(0.01)
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def reload_file(self) -> None:
+        """Reads the config file again; a bad one changes nothing and says why in the log."""
+        if self.path is None:
+            return
+        try:
+            loaded = config_file.read(self.path)
+        except config_file.ConfigErrors as errors:
+            self.instruments.reloads["refused"] += 1
+            for problem in errors.problems:
+                log.error("config not reloaded: %s", problem)
+            return
+        self.reload(loaded.config)
+
+    def reload(self, config: Config) -> None:
+        """Swaps in another config. Listeners and process-wide settings keep what they started with."""
+        self.lifecycle.world = self._world(config)
+        self.strangers.resize(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
+        self.config = config
+        self.instruments.reloads["applied"] += 1
+        log.info("config reloaded, version %s", config.digest())
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            self.clock.resync()
+            self.limiter.sweep_now(self.clock.unix_us())
+
+    # -- the world of a config -------------------------------------------------------------------------
+
+    def _world(self, config: Config) -> World:
+        now = self.clock.monotonic()
+        pools = {name: self._pool(name, pool, config, now) for name, pool in config.pools.items()}
+        for name in [name for name in self.pools if name not in pools]:
+            self._retire(name, now)
+        for parts in self.pools.values():
+            for name, tenant in config.tenants.items():
+                parts.gate.core.set_tenant(name, weight=tenant.weight, now=now)
+        models = {name: self._model(name, model, config) for name, model in config.models.items()}
+        for alias, name in config.names().items():
+            models.setdefault(alias, models[name])
+        return World(
+            digest=config.digest(),
+            directory=directory(config, self.clock.unix),
+            models=models,
+            pools=pools,
+            limits=values.limits_of(config),
+            compile=self.limiter.group,
+            max_body_bytes=config.listen.max_body_bytes,
+            body_timeout_s=_BODY_TIMEOUT_S,
+        )
+
+    def _pool(self, name: str, pool: Pool, config: Config, now: float) -> PoolEntry:
+        settings = values.pool_settings(name, pool, config)
+        parts = self.pools.get(name)
+        if parts is None:
+            members = Replicas(random.random, ttft_slo_s=settings.ttft_slo_s)
+            chooser = Chooser(random.random, replicas=members)
+            gate = Gate(Admission(settings, chooser), self.clock.monotonic)
+            parts = self.pools[name] = self._new_parts(name, pool, gate, members, chooser)
+        addresses = values.places(pool)
+        gate, members = parts.gate, parts.members
+        for gone in {replica.name for replica in gate.core.snapshot(now).replicas} - addresses.keys():
+            gate.core.remove_replica(gone, now)
+            members.remove(gone, now)
+            self._spawn(parts.watcher.remove(gone))
+        for replica in addresses:
+            gate.core.set_replica(replica, values.capacity(pool), now)
+            members.add(replica, now)
+        parts.chooser.set_replicas(list(addresses))
+        for watched in values.watched(pool):
+            parts.watcher.add(watched)
+        return PoolEntry(
+            name=name,
+            kind=kind_named(pool.kind),
+            gate=gate,
+            members=members,
+            chooser=parts.chooser,
+            replicas=addresses,
+            credentials=values.credentials(pool),
+            region=pool.domain()[1],
+            timers=values.timers(pool),
+            first_token_s=pool.timeouts.first_token_ms / 1000,
+            stall_s=pool.timeouts.stall_ms / 1000,
+            total_s=pool.timeouts.total_ms / 1000,
+            ttft_slo_s=settings.ttft_slo_s,
+            isolation=pool.isolation,
+            gather=pool.gather,
+            extra=pool.extra(),
+        )
+
+    def _new_parts(self, name: str, pool: Pool, gate: Gate, members: Replicas, chooser: Chooser) -> _Parts:
+        key = pool.key.get_secret_value() if pool.key is not None else None
+        session = aiohttp.ClientSession()
+        polled: set[str] = set()
+
+        def seen(observation: Observation) -> None:
+            polled.add(observation.replica)
+            self._observed(name, observation)
+
+        watcher = Watcher(
+            aiohttp_get(session, {"authorization": f"Bearer {key}"} if key is not None else None),
+            seen,
+            random.random,
+            WatchSettings(interval_s=pool.poll_ms / 1000),
+            self.clock.monotonic,
+        )
+        if self._ready:  # a pool that a reload brings
+            self._spawn(watcher.start())
+        return _Parts(gate, members, chooser, watcher, session, polled)
+
+    def _retire(self, name: str, now: float) -> None:
+        """A pool is gone from the config: no new work there, its tickets end as usual."""
+        parts = self.pools.pop(name)
+        for replica in parts.gate.core.snapshot(now).replicas:
+            parts.gate.core.remove_replica(replica.name, now)
+        self._spawn(self._close_parts(parts))
+
+    def _model(self, name: str, model: Model, config: Config) -> ModelEntry:
+        return ModelEntry(
+            name=name,
+            context=model.context,
+            route=values.route(name, model, config),
+            prices=values.prices(model),
+            owned_by="weighbridge",
+            created=self._started,
+        )
+
+    # -- what is seen from outside -----------------------------------------------------------------------
+
+    def readiness(self) -> Readiness:
+        """Whether new requests may come, and what the instance goes on without."""
+        reasons: list[str] = []
+        if not self._ready:
+            reasons.append("draining" if self.lifecycle.draining else "starting")
+        status = self.limiter.status()
+        if not status.ready:
+            reasons.append(status.reason)
+        now = self.clock.monotonic()
+        degraded = [
+            f"pool {name} has no usable replica"
+            for name, parts in self.pools.items()
+            if not parts.members.any_usable(now)
+        ]
+        degraded += [f"pool {key.provider} refuses our configuration: {why}" for key, why in self.breakers.barred()]
+        return Readiness(tuple(reasons), tuple(degraded))
+
+    def _snapshots(self) -> Iterable[PoolSnapshot]:
+        now = self.clock.monotonic()
+        return [parts.gate.core.snapshot(now) for parts in self.pools.values()]
+
+    def _extra_metrics(self) -> Iterable[Metric]:
+        open_ = GaugeMetricFamily("weighbridge_reservations_open", "Requests whose limits are reserved, not settled.")
+        open_.add_metric([], self.limiter.snapshot().open)
+        yield open_
+
+    def _observed(self, pool: str, seen: Observation) -> None:
+        """A replica was polled: its health and its figures go to those who decide by them."""
+        parts = self.pools.get(pool)
+        if parts is None:
+            return
+        core, now = parts.gate.core, self.clock.monotonic()
+        parts.members.polled(seen.replica, seen.healthy, now)
+        figures = seen.figures
+        if figures is not None:
+            core.set_engine(
+                seen.replica,
+                Capacity(
+                    seats=figures.max_seqs,
+                    kv_tokens=figures.kv_tokens_total,
+                    block_tokens=figures.block_tokens or 16,
+                ),
+                now,
+            )
+            core.observe(
+                seen.replica,
+                Scrape(
+                    at=seen.at,
+                    running=figures.running,
+                    waiting=figures.waiting,
+                    kv_used_ratio=figures.kv_used_ratio,
+                    preemptions_total=figures.preemptions_total,
+                ),
+                now,
+            )
+        for replica, usable in parts.members.usable(now).items():
+            core.set_usable(replica, usable, now)
+        parts.gate.pump()
+
+
+def _request_ids() -> Callable[[], str]:
+    """Ids that differ between processes and starts and are cheap to make."""
+    prefix = "req_" + secrets.token_hex(6)
+    numbers = count(1)
+    return lambda: f"{prefix}{next(numbers):08x}"
+
+
+def serve(config: Config, path: Path | None = None) -> None:
+    """Serves in the foreground until SIGTERM or SIGINT; returns once running requests have ended."""
+    logs.set_up(config.telemetry.log_level)
+
+    async def main() -> None:
+        app = await App(config, path=path, request_log=sys.stdout.buffer).start()
+        app.handle_signals()
+        try:
+            await app.wait()
+        finally:
+            await app.close()
+
+    uvloop.run(main())

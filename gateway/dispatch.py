@@ -1,0 +1,350 @@
+"""From plan to answer: targets in order, a ticket at each, one attempt after the other until one serves.
+
+Before the first byte to the client a failure moves on: to another replica, another credential or the
+next target, as the attempt budget allows. After it, the failure belongs to the caller to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from fairqueue.admission import Ticket
+from fairqueue.item import Demand, Item, RequestClass
+from fairqueue.item import Reason as QueueReason
+from gateway.accept import Accepted
+from gateway.api.seam import Exchange, Headers
+from gateway.clock import Clock
+from gateway.endings import after_failure, after_first_byte, from_queue
+from gateway.gate import QueueRefused
+from gateway.interrupt import Interrupt, Reason
+from gateway.outcomes import Refused
+from gateway.record import Attempt, Phase, Record
+from gateway.relay import Broken, describe, relay
+from gateway.routing import Routing, Way
+from gateway.settle import Settler
+from gateway.telemetry.instruments import Instruments
+from gateway.world import PoolEntry
+from providers.exchange import Failure, FailureKind, Reader, Unsupported
+from providers.retry import Around, AttemptBudget, Step
+from providers.route import Leg
+from providers.transport import Answer, Transport, TransportError
+
+_PROGRESS_EVERY = 16  # output tokens between reports to admission: one KV block of most engines
+
+_SSE: Headers = (
+    ("content-type", "text/event-stream"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),
+)
+_JSON: Headers = (("content-type", "application/json"),)
+_MOST_ERROR_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class _Run:
+    """One request on its way through attempts; what its steps share."""
+
+    http: Exchange
+    accepted: Accepted
+    record: Record
+    interrupt: Interrupt
+    budget: AttemptBudget
+    left: int  # targets of the plan not yet tried
+    failed_replicas: dict[str, frozenset[str]] = field(default_factory=dict)  # by pool
+    failed_credentials: dict[str, frozenset[str]] = field(default_factory=dict)  # by pool
+    last: Refused | None = None  # what the caller is told when nothing else works
+
+
+class Dispatcher:
+    """Carries accepted requests to upstreams; one instance a process."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        transport: Transport,
+        routing: Routing,
+        settler: Settler,
+        instruments: Instruments,
+    ) -> None:
+        self._clock = clock
+        self._transport = transport
+        self._routing = routing
+        self._settler = settler
+        self._instruments = instruments
+
+    async def run(self, http: Exchange, accepted: Accepted, record: Record, interrupt: Interrupt) -> None:
+        """Returns once the client has a whole answer. Raises Refused, ClientGone, CancelledError."""
+        now = self._clock.monotonic()
+        plan = self._routing.plan(accepted, now)
+        if not plan.legs:
+            raise self._routing.nobody(plan, now)
+        longest = max(accepted.world.pools[leg.target.pool].total_s for leg in plan.legs)
+        interrupt.deadline(longest)
+        budget = self._routing.budget(accepted, now, record.phases.started + longest)
+        run = _Run(http, accepted, record, interrupt, budget, len(plan.legs))
+        for leg in plan.legs:
+            run.left -= 1
+            if await self._leg(run, leg):
+                return
+        raise run.last or self._routing.nobody(plan, self._clock.monotonic())
+
+    async def _leg(self, run: _Run, leg: Leg) -> bool:
+        """Tries one target until it has served (True) or the next one is due (False)."""
+        pool = run.accepted.world.pools[leg.target.pool]
+        while True:
+            ticket = await self._admit(run, pool, leg)
+            if ticket is None:
+                return False
+            broken = await self._attempt(run, pool, leg, ticket)
+            if broken is None:
+                return True
+            if broken is _PREEMPTED:
+                continue
+            if not await self._again(run, pool, ticket.replica, broken):
+                return False
+
+    async def _again(self, run: _Run, pool: PoolEntry, replica: str, broken: Broken) -> bool:
+        """After a failed attempt: True to try this pool again, False for the next target. Raises Refused to end."""
+        run.last = after_failure(broken, len(run.record.attempts))
+        failed = run.failed_replicas.get(pool.name, frozenset()) | {replica}
+        barred = run.failed_credentials.get(pool.name, frozenset())
+        around = Around(
+            replicas=len(failed) < len(pool.replicas),
+            credentials=len(barred) + 1 < len(pool.credentials),
+            targets=run.left > 0,
+        )
+        decision = self._routing.decide(run.budget, broken, around, self._clock.monotonic())
+        if decision.wait_s > 0.0:
+            await asyncio.sleep(decision.wait_s)
+        match decision.step:
+            case Step.GIVE_UP:
+                raise run.last
+            case Step.NEXT_TARGET:
+                return False
+            case Step.OTHER_REPLICA:
+                run.failed_replicas[pool.name] = failed
+            case Step.OTHER_CREDENTIAL:
+                used = run.record.attempts[-1].credential
+                run.failed_credentials[pool.name] = barred | {used}
+            case Step.SAME_AGAIN:
+                pass
+        return True
+
+    async def _admit(self, run: _Run, pool: PoolEntry, leg: Leg) -> Ticket | None:
+        """A ticket of the pool; None when the next target is to be tried. Raises Refused."""
+        record = run.record
+        now = self._clock.monotonic()
+        if record.phases.current is not Phase.QUEUE:
+            record.phases.enter(Phase.QUEUE, now)
+        try:
+            return await pool.gate.admit(self._item(run, pool, leg, now))
+        except QueueRefused as refused:
+            reason = refused.refusal.reason
+            answer = from_queue(refused.refusal)
+            moves_on = reason in {QueueReason.NO_REPLICA, QueueReason.NEVER_FITS}
+            if moves_on or (leg.patience_s is not None and reason in {*_TOO_LONG}):
+                run.last = run.last or answer
+                return None
+            raise answer from None
+
+    def _item(self, run: _Run, pool: PoolEntry, leg: Leg, now: float) -> Item:
+        accepted, estimate = run.accepted, run.accepted.estimate
+        started = run.record.phases.started
+        deadline = started + (pool.total_s if accepted.patience_s is None else min(pool.total_s, accepted.patience_s))
+        if leg.patience_s is not None:
+            deadline = min(deadline, now + leg.patience_s)
+        batch = accepted.cls is RequestClass.BATCH
+        return Item(
+            request_id=run.record.request_id,
+            tenant=accepted.principal.tenant,
+            cls=accepted.cls,
+            demand=Demand(
+                prompt_tokens=estimate.prompt_tokens,
+                output_tokens=estimate.output_median,
+                output_cap=estimate.output_cap if estimate.output_cap is not None else _NO_CAP,
+                seats=accepted.measured.n,
+            ),
+            arrived=started,
+            deadline=deadline,
+            remaining=estimate.remaining,
+            excluded=run.failed_replicas.get(pool.name, frozenset()),
+            affinity=self._routing.affinity(accepted, pool),
+            preemptible=batch,
+            gathered=batch and not accepted.call.stream,
+        )
+
+    async def _attempt(self, run: _Run, pool: PoolEntry, leg: Leg, ticket: Ticket) -> Broken | None:
+        """One try at one replica; None when it served. The ticket is released here on every way out."""
+        record = run.record
+        started = self._clock.monotonic()
+        record.phases.enter(Phase.PREFILL, started)
+        record.pool, record.replica = pool.name, ticket.replica
+        attempt = Attempt(pool.name, ticket.replica, started)
+        record.attempts.append(attempt)
+        progress = _Progress(self, run, pool, ticket)
+        if ticket.item.preemptible:
+            pool.gate.interruptible(ticket, lambda: run.interrupt.fire(Reason.PREEMPTED))
+        broken: Broken | None = None
+        served = False
+        try:
+            broken = await self._exchange(run, pool, leg, ticket, attempt, progress)
+            served = broken is None
+        except asyncio.CancelledError:
+            if not run.interrupt.is_pending(Reason.PREEMPTED) or run.http.started or run.http.gone:
+                raise
+            run.interrupt.take()
+            broken = _PREEMPTED
+        finally:
+            if progress.answer is not None:
+                progress.answer.close()
+            self._finish(run, pool, ticket, attempt, progress, broken, served)
+        if broken is not None and broken.sent:
+            raise after_first_byte(broken)
+        return broken
+
+    async def _exchange(
+        self, run: _Run, pool: PoolEntry, leg: Leg, ticket: Ticket, attempt: Attempt, progress: _Progress
+    ) -> Broken | None:
+        """Sends the request and relays the answer; a failure before the first byte comes back as a value."""
+        call = run.accepted.call
+        way = self._routing.way(run.accepted, pool, leg, ticket, run.failed_credentials.get(pool.name, frozenset()))
+        if way is None:
+            return _NO_CREDENTIAL
+        progress.way = way
+        attempt.credential = way.credential.name
+        try:
+            outgoing = pool.kind.prepare(call, way.upstream)
+        except Unsupported as error:
+            failure = Failure(FailureKind.CLIENT, 400, str(error), code="unsupported_parameter", param=error.field)
+            return Broken("error", failure, sent=False)
+        address = pool.replicas[ticket.replica]
+        headers = (*outgoing.headers, *run.accepted.passed_on)
+        try:
+            answer = progress.answer = await self._transport.send(
+                address.origin, outgoing.method, outgoing.url_path, headers, outgoing.body, pool.timers
+            )
+            run.record.phases.connected(answer.connect_s)
+            if not 200 <= answer.status < 300:
+                return Broken("error", await _refusal_of(pool, answer), sent=False)
+        except TransportError as error:
+            return describe(error)
+        reader = progress.reader = pool.kind.reader(call, way.upstream, answer.status, answer.headers)
+        return await relay(
+            run.http,
+            answer,
+            reader,
+            progress,
+            stream=call.stream,
+            head=lambda: self._head(run),
+            first_token_s=pool.first_token_s,
+            stall_s=pool.stall_s,
+        )
+
+    def _finish(
+        self,
+        run: _Run,
+        pool: PoolEntry,
+        ticket: Ticket,
+        attempt: Attempt,
+        progress: _Progress,
+        broken: Broken | None,
+        served: bool,
+    ) -> None:
+        """Gives back the ticket and writes down how the attempt ended, whichever way it did."""
+        now = self._clock.monotonic()
+        record = run.record
+        usage = progress.reader.usage if progress.reader is not None else None
+        tokens = progress.total
+        if usage is not None and usage.output_tokens is not None and served:
+            tokens = usage.output_tokens
+        pool.gate.release(
+            ticket,
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            output_tokens=tokens,
+            served=served or progress.total > 0,
+        )
+        attempt.seconds = now - attempt.started
+        record.usage = usage
+        if served:
+            attempt.result = "served"
+            record.phases.enter(Phase.FINISH, now)
+        elif broken is not None:
+            attempt.result = broken.failure.kind.value if broken.how == "error" else broken.how
+            attempt.detail = broken.failure.message[:200]
+            if not broken.sent:
+                record.phases.attempt_failed(now)
+                record.first_token_at = record.last_token_at = None
+                record.counted_tokens = 0
+                record.usage = None
+        else:
+            attempt.result = "abandoned"
+        self._instruments.attempts[pool.name, attempt.replica, attempt.result] += 1
+        if progress.way is not None:
+            self._routing.report(progress.way, None if broken is _PREEMPTED else broken, served)
+
+    def _head(self, run: _Run) -> Headers:
+        record = run.record
+        record.status = 200
+        kind = _SSE if run.accepted.call.stream else _JSON
+        return [*self._settler.headers(record), ("server-timing", record.phases.server_timing()), *kind]
+
+
+_NO_CAP = 1 << 20  # output tokens a request may take when neither it nor its model names a limit
+_TOO_LONG = frozenset({QueueReason.QUEUE_TIMEOUT, QueueReason.DEADLINE_UNMEETABLE, QueueReason.QUEUE_FULL})
+_PREEMPTED = Broken("preempted", Failure(FailureKind.CAPACITY, None, "taken back for waiting work"), sent=False)
+_NO_CREDENTIAL = Broken("error", Failure(FailureKind.CAPACITY, None, "no credential may be used now"), sent=False)
+
+
+class _Progress:
+    """What passes by during an attempt, told to the record, admission, breakers and limits as it does."""
+
+    __slots__ = ("_dispatcher", "_pool", "_record", "_reported", "_ticket", "answer", "reader", "total", "way")
+
+    def __init__(self, dispatcher: Dispatcher, run: _Run, pool: PoolEntry, ticket: Ticket) -> None:
+        self._dispatcher = dispatcher
+        self._record = run.record
+        self._pool = pool
+        self._ticket = ticket
+        self._reported = 0
+        self.total = 0
+        self.way: Way | None = None
+        self.answer: Answer | None = None
+        self.reader: Reader | None = None
+
+    def first_token(self) -> None:
+        """The prefill is through: its capacity is free for the next one, and decode begins."""
+        dispatcher, record = self._dispatcher, self._record
+        now = dispatcher._clock.monotonic()
+        record.phases.enter(Phase.DECODE, now)
+        record.first_token_at = record.last_token_at = now
+        if record.stream:
+            # A batch stream whose first byte is out can no longer be taken back.
+            self._pool.gate.interruptible(self._ticket, None)
+        self._pool.gate.first_token(self._ticket)
+        if self.way is not None:
+            dispatcher._routing.first_token(self.way)
+
+    def tokens(self, total: int) -> None:
+        """`total` output tokens so far."""
+        self.total = self._record.counted_tokens = total
+        self._record.last_token_at = self._dispatcher._clock.monotonic()
+        if total - self._reported >= _PROGRESS_EVERY:
+            self._reported = total
+            self._pool.gate.progress(self._ticket, total)
+            self._dispatcher._settler.progress(self._record)
+
+
+async def _refusal_of(pool: PoolEntry, answer: Answer) -> Failure:
+    """What an upstream's error answer means."""
+    pieces: list[bytes] = []
+    size = 0
+    while size < _MOST_ERROR_BYTES:
+        data = await answer.read()
+        if not data:
+            break
+        pieces.append(data)
+        size += len(data)
+    return pool.kind.failure(answer.status, answer.headers, b"".join(pieces))

@@ -1,0 +1,175 @@
+"""Settings as the values that the rooms take: one function a value, no state, nothing built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fairqueue.admission import PoolSettings
+from fairqueue.bounds import Bounds
+from fairqueue.capacity import Capacity
+from fairqueue.item import Costs, RequestClass
+from gateway import limit_rules
+from gateway.limits import compiled_all
+from gateway.principals import Principal
+from gateway.settings import Config, Failover, Model
+from gateway.settings import Prices as PriceSettings
+from gateway.settings_pools import Pool
+from gateway.world import Credential, ReplicaAddress
+from providers.engines import FACTS
+from providers.health import BreakerSettings
+from providers.retry import RetrySettings
+from providers.route import FailureDomain, Feature, Route, Target, Tier
+from providers.transport import Origin, Timers
+from providers.watch import Watched
+from ratelimit.limit import Limit, Mode
+from ratelimit.prices import Prices, prices_from
+
+
+def pool_settings(name: str, pool: Pool, config: Config) -> PoolSettings:
+    """How a pool admits."""
+    classes = {RequestClass.INTERACTIVE: config.classes.interactive, RequestClass.BATCH: config.classes.batch}
+    return PoolSettings(
+        name=name,
+        ttft_slo_s=pool.slo.ttft_ms / 1000,
+        tpot_slo_s=pool.slo.tpot_ms / 1000,
+        engine=bool(pool.replicas),
+        costs=Costs(pool.cost.prompt, pool.cost.cached, pool.cost.output),
+        class_weights={cls: settings.weight for cls, settings in classes.items()},
+        queue_timeouts_s={cls: settings.queue_timeout_ms / 1000 for cls, settings in classes.items()},
+        bounds=Bounds(items=pool.queue.requests),
+        kv_fraction=pool.kv_fraction,
+        stale_kv_fraction=min(0.85, pool.kv_fraction),
+        scrape_interval_s=pool.poll_ms / 1000,
+        headroom=pool.headroom,
+    )
+
+
+def places(pool: Pool) -> dict[str, ReplicaAddress]:
+    """Where a pool is reached, by the name of the replica (or of the account)."""
+    return {name: ReplicaAddress(name, url, Origin.parse(url)[0]) for name, url in pool.addresses()}
+
+
+def credentials(pool: Pool) -> tuple[Credential, ...]:
+    """What may be presented there; one without a secret where nothing is asked for."""
+    return tuple(Credential(name, secret) for name, secret in pool.secrets()) or (Credential("none", None),)
+
+
+def watched(pool: Pool) -> list[Watched]:
+    """What to poll of a pool's replicas."""
+    facts = FACTS[pool.kind]
+    found = []
+    for replica in pool.replicas:
+        origin, _ = Origin.parse(replica.url)
+        # Engines keep health and metrics at the root, whatever the prefix of their API.
+        health = f"{origin}{facts.health_path}" if facts.health_path else None
+        metrics = f"{origin}{facts.metrics_path}" if facts.metrics_path else None
+        found.append(Watched(replica.name, pool.kind, health, metrics))
+    return found
+
+
+def _domain(pool: Pool) -> FailureDomain:
+    return FailureDomain(*pool.domain())
+
+
+def prices(model: Model) -> Prices | None:
+    """A model's prices; None where it has none."""
+    return prices_from(model.prices.given()) if model.prices is not None else None
+
+
+def limits_of(config: Config) -> Callable[[Principal, str], Sequence[Limit]]:
+    """The limits of a principal on a model under this config."""
+    when_away = Mode(config.limits_when_store_is_away)
+    by_model = limit_rules.model_rules(config)
+    largest = max((model.context for model in config.models.values()), default=1)
+
+    def limits(principal: Principal, model: str) -> Sequence[Limit]:
+        rules = (*principal.limits, *principal.model_limits.get(model, ()), *by_model.get(model, ()))
+        return compiled_all(
+            rules,
+            organisation=principal.organisation or principal.tenant,
+            largest_tokens=largest,
+            when_away=when_away,
+        )
+
+    return limits
+
+
+def capacity(pool: Pool) -> Capacity:
+    """What a replica may take at most, as configured."""
+    given = pool.capacity
+    return Capacity(
+        seats=given.seats,
+        kv_tokens=given.kv_tokens,
+        prefill_rate=given.prefill_tokens_per_s,
+        chunk_tokens=given.chunk_tokens,
+    )
+
+
+def timers(pool: Pool) -> Timers:
+    """The timers of one attempt; silence before the first token is the relay's to judge."""
+    return Timers(
+        connect_s=pool.timeouts.connect_ms / 1000,
+        head_s=pool.timeouts.first_token_ms / 1000,
+        idle_s=pool.timeouts.stall_ms / 1000,
+    )
+
+
+def route(name: str, model: Model, config: Config) -> Route:
+    """A model's tiers."""
+    return Route(
+        name,
+        tuple(
+            Tier(
+                targets=tuple(
+                    Target(
+                        pool=target.pool,
+                        model=target.model,
+                        failure_domain=_domain(config.pools[target.pool]),
+                        weight=target.weight,
+                        context=target.context or model.context,
+                        features=_features(target.features or model.features),
+                        input_usd_per_mtok=_usd(target.prices or model.prices, "input"),
+                        output_usd_per_mtok=_usd(target.prices or model.prices, "output"),
+                    )
+                    for target in tier.targets
+                ),
+                after_s=None if tier.after_ms is None else tier.after_ms / 1000,
+            )
+            for tier in model.tiers
+        ),
+    )
+
+
+def _features(names: Sequence[str] | None) -> frozenset[Feature]:
+    return frozenset(Feature) if names is None else frozenset(Feature(name) for name in names)
+
+
+def _usd(given: PriceSettings | None, which: str) -> float | None:
+    if given is None:
+        return None
+    return float(given.input_usd_per_mtok if which == "input" else given.output_usd_per_mtok)
+
+
+def retry(failover: Failover) -> RetrySettings:
+    """The attempt budget."""
+    return RetrySettings(
+        max_attempts=failover.max_attempts,
+        ratio=failover.retry_ratio,
+        per_second=failover.retries_per_s,
+        pause_base_s=failover.backoff_ms / 1000,
+        pause_cap_s=failover.backoff_max_ms / 1000,
+    )
+
+
+def breaker(failover: Failover) -> BreakerSettings:
+    """The circuit breakers of targets."""
+    given = failover.breaker
+    return BreakerSettings(
+        window_s=given.window_s,
+        min_samples=given.min_requests,
+        failure_ratio=given.failure_ratio,
+        slow_ratio=given.slow_ratio,
+        connect_errors=given.connect_errors,
+        open_base_s=given.open_ms / 1000,
+        open_cap_s=given.open_max_ms / 1000,
+    )

@@ -1,0 +1,99 @@
+"""What one configuration means to the data plane: a frozen picture that a request reads once.
+
+A reload builds a new World and swaps it in; requests under way keep the one they began with. Gates
+and limiters outlive a World, so a reload never loses a queue or a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.gate import Gate
+from gateway.principals import Directory, Principal
+from providers.balance import Chooser
+from providers.ejection import Replicas
+from providers.kinds import Kind
+from providers.route import Route
+from providers.transport import Origin, Timers
+from ratelimit.group import Group
+from ratelimit.limit import Limit
+from ratelimit.prices import Prices
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A secret of ours at a provider; `name` is what logs and metrics show."""
+
+    name: str
+    secret: str | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAddress:
+    """Where one replica (or one provider account) is reached."""
+
+    name: str
+    base_url: str
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """One pool: how to speak to it and the gate that admits to it."""
+
+    name: str
+    kind: Kind
+    gate: Gate
+    members: Replicas  # which replicas are alive and no outliers
+    chooser: Chooser
+    replicas: Mapping[str, ReplicaAddress]
+    credentials: Sequence[Credential]  # at least one; an engine without a key has one without a secret
+    region: str
+    timers: Timers
+    first_token_s: float
+    stall_s: float
+    total_s: float
+    ttft_slo_s: float
+    isolation: str
+    gather: bool
+    extra: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One public model name."""
+
+    name: str
+    context: int | None  # tokens, prompt and output together
+    route: Route
+    prices: Prices | None
+    owned_by: str
+    created: int  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything a request needs to know that a configuration decides."""
+
+    digest: str
+    directory: Directory
+    models: Mapping[str, ModelEntry]  # by public name and by alias
+    pools: Mapping[str, PoolEntry]
+    limits: Callable[[Principal, str], Sequence[Limit]]
+    compile: Callable[[Sequence[Limit]], Group]
+    max_body_bytes: int
+    body_timeout_s: float
+    _groups: dict[tuple[str, str], Group] = field(default_factory=dict)  # at most keys x models of this config
+
+    def model(self, name: str) -> ModelEntry | None:
+        """The model a client asks for, by name or alias."""
+        return self.models.get(name)
+
+    def group_of(self, principal: Principal, model: ModelEntry) -> Group:
+        """The limits of a principal on a model, compiled on first use."""
+        key = (principal.key_id, model.name)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = self.compile(self.limits(principal, model.name))
+        return group
