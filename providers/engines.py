@@ -177,6 +177,7 @@ _ALIASES = MappingProxyType({"simulated": "vllm"})
 _MEAN = frozenset({"kv_used_ratio"})
 _SAME = frozenset({"block_tokens"})
 
+_LABELS = re.compile(r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}')
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -227,8 +228,9 @@ def _samples(text: str, name: str) -> list[tuple[str, float]]:
         if (at == 0 or text[at - 1] == "\n") and text[after : after + 1] in ("{", " ", "\t"):
             end = text.find("\n", after)
             line = text[after:] if end < 0 else text[after:end]
-            labels, _, rest = line[1:].rpartition("}") if line.startswith("{") else ("", "", line)
-            value = _value(rest)
+            block = _LABELS.match(line)
+            labels = block[0] if block else ""
+            value = _value(line[len(labels) :])
             if value is not None:
                 samples.append((labels, value))
             after = at + len(name) + len(line)

@@ -86,7 +86,8 @@ def gatherable(call: Call) -> bool:
         return False
     if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1):
         return False
-    if any(body.get(name) not in (None, False) for name in _WHOLE_ONLY):
+    given = (body.get(name) for name in _WHOLE_ONLY)
+    if any(value is not None and value is not False for value in given):
         return False
     prompt = body.get("prompt")
     return not (isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int))

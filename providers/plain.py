@@ -21,8 +21,8 @@ class Plain:
     """Knows plain frames of one stream: one data line each, one choice, some text, and nothing else to be seen to."""
 
     __slots__ = (
-        "_clean", "_empty", "_finish", "_hits", "_moulds", "_no_usage", "_prefix", "_quote", "_role", "_role_and_comma",
-        "_start", "_suffix", "_tools", "_width",
+        "_body", "_clean", "_empty", "_finish", "_hits", "_moulds", "_no_usage", "_prefix", "_quote", "_role",
+        "_role_and_comma", "_start", "_suffix", "_tools", "_width",
     )  # fmt: skip
 
     def __init__(self, space: bytes, *, chat: bool) -> None:
@@ -33,6 +33,7 @@ class Plain:
         self._role = b'"role":%b"assistant"' % space
         self._role_and_comma = b"%b,%b" % (self._role, space)
         self._empty = (b'"content":%b""' if chat else b'"text":%b""') % space
+        self._body = b'"delta"' if chat else b'"text"'
         self._quote = b'":%b"' % space
         self._moulds = 0
         self._hits = 0
@@ -78,6 +79,7 @@ class Plain:
         if (
             data.count(b"\n") != frames + frames
             or (frames > 1 and data.count(b"\n\ndata:") != frames - 1)
+            or data.count(self._body) != frames
             or b"\r" in data
             or b'"error"' in data
             or self._finish in data
