@@ -214,10 +214,11 @@ class Connection(asyncio.Protocol):
             self.abort()  # nobody asked: whatever it is, the next answer could not be told from it
             return
         answer.touched = True
+        headless = answer.status < 200
         before = answer._unread
         room = self._limits.head_bytes - self._overhead
         try:
-            if len(data) > room and answer.status < 200:
+            if headless and len(data) > room:
                 parser.feed_data(data[:room])
                 if answer.status < 200:
                     raise httptools.HttpParserError(f"the head is longer than {self._limits.head_bytes} bytes")
@@ -234,16 +235,16 @@ class Connection(asyncio.Protocol):
         if answer.status < 200:
             self._overhead += len(data)
             return
-        if answer._unread == before:
-            self._overhead += len(data)
-            if self._overhead > self._limits.head_bytes:
-                self.fail(Malformed(f"{self._overhead} bytes of framing around no body", phase=Phase.BODY, sent=True))
-                return
-        else:
+        if answer._unread != before:
             self._overhead = 0
             if answer._unread > self._limits.high_water and not self._paused and self._transport is not None:
                 self._paused = True
                 self._transport.pause_reading()
+        elif not headless:
+            self._overhead += len(data)
+            if self._overhead > self._limits.head_bytes:
+                self.fail(Malformed(f"{self._overhead} bytes of framing around no body", phase=Phase.BODY, sent=True))
+            return  # a reader is woken by body bytes only, so that framing does not buy time
         _wake(answer)
 
     def eof_received(self) -> None:
