@@ -146,23 +146,20 @@ class _Found:
     def __init__(self, name: str, tree: Tree) -> None:
         self._name = name
         self._tree = tree
-        self._problems: dict[tuple[int, int], Problem] = {}
+        self._problems: dict[Problem, None] = {}  # each once, in the order found
         self.any_errors = False
 
     def add(self, path: Path, message: str, place: Place | None = None, *, warning: bool = False) -> None:
         place = place or self._place(path)
         line = place.line if place is not None else 1
-        problem = Problem(self._name, line, config_messages.dotted(path), message, warning)
-        if problem in self._problems.values():
-            return
-        self._problems[(line, len(self._problems))] = problem
+        self._problems[Problem(self._name, line, config_messages.dotted(path), message, warning)] = None
         self.any_errors = self.any_errors or not warning
 
     def errors(self) -> ConfigErrors:
         return ConfigErrors(self.sorted())
 
     def sorted(self) -> tuple[Problem, ...]:
-        return tuple(self._problems[key] for key in sorted(self._problems))
+        return tuple(sorted(self._problems, key=lambda problem: problem.line or 0))
 
     def shown(self, path: Path) -> str | None:
         """The value at `path` as it may be shown, None if there is none."""
@@ -173,7 +170,7 @@ class _Found:
             except (KeyError, IndexError, TypeError):
                 return None
         if _is_secret(path):
-            return "***"
+            return config_messages.HIDDEN
         place = self._tree.places.get(path)
         if place is not None and place.source is not None:
             return place.source

@@ -49,7 +49,10 @@ _MAPPINGS: Final = frozenset({"model_type", "model_attributes_type", "dict_type"
 _LISTS: Final = frozenset({"tuple_type", "list_type"})
 _USER_INFO = re.compile(r"//[^/@\s]*@")
 _LIKE_A_KEY = re.compile(r"(?:sk-|wb_|AKIA|ghp_|xox|Bearer )\S{6,}", re.IGNORECASE)
+_QUERY = re.compile(r"(://[^?\s]*)\?.*", re.DOTALL)
 _SHOWN = 60
+HIDDEN: Final = "***"
+"""Stands for the value of a field that holds a secret."""
 
 
 def location(loc: tuple[int | str, ...]) -> tuple[Path, bool]:
@@ -76,10 +79,10 @@ def explain(error: ErrorDetails, path: Path, shown: str | None, *, of_key: bool)
     if kind == "literal_error":
         noun = _NOUNS.get(last, "allowed here")
         options = [str(option) for option in _options(path)]
-        return f"{value} is not {noun}; {choices(str(error['input']) if shown != '***' else '', options)}"
+        return f"{value} is not {noun}; {choices(str(error['input']) if shown != HIDDEN else '', options)}"
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
-        return f"must be {words} {context[name]:g}, not {value}"
+        return f"must be {words} {context[name]:.15g}, not {value}"
     if kind in _MAPPINGS:
         fields = fields_at(path)
         return "must be a mapping" + (f" with keys among: {', '.join(fields)}" if fields else " of names")
@@ -90,12 +93,20 @@ def explain(error: ErrorDetails, path: Path, shown: str | None, *, of_key: bool)
     if kind == "string_too_short":
         return "is empty"
     if kind == "value_error":
-        reason = str(context["error"])
-        return f"{path[-1]!r} {reason}" if of_key else f"{value} {reason}"
+        return _reason(str(context["error"]), path[-1] if of_key else error["input"], value, of_key=of_key)
     if kind in _WANTED:
         hint = "; write it in quotes" if kind == "string_type" and isinstance(error["input"], int | float) else ""
         return f"must be {_WANTED[kind]}, not {value}{hint}"
     return f"{value}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def _reason(reason: str, given: object, value: str, *, of_key: bool) -> str:
+    """What a validator of ours says, around the value that it says it of."""
+    if of_key:
+        return f"{given!r} {reason}"
+    if value == HIDDEN or isinstance(given, Mapping):
+        return reason
+    return f"{reason}, not {value}" if reason.startswith("must be ") else f"{value} {reason}"
 
 
 def choices(given: str, options: Iterable[str]) -> str:
@@ -150,8 +161,8 @@ def short(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         if _LIKE_A_KEY.search(value):
-            return "***"
-        text = _USER_INFO.sub("//***@", value)
+            return HIDDEN
+        text = _QUERY.sub(r"\1?…", _USER_INFO.sub("//***@", value))
         return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
     return str(value)[:_SHOWN]
 

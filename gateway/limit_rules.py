@@ -1,6 +1,6 @@
 """The limits in force, flattened from the settings: one value each, with its level, subject and figures.
 
-    burst = floor(amount * burst_s / 60), at least 1
+    burst = floor(amount * burst_s / 60), at least 1; where the settings give no `burst_s` the limiter chooses
 
 This list is what is enforced, nothing else: it is printed at start and by `weighbridge check`, so that a limit which
 was meant but is not there can be seen to be missing.
@@ -51,8 +51,8 @@ class LimitRule:
     """Units of the dimension per period: requests, tokens, requests in flight, micro-dollars."""
     period_s: int
     """60 for rates; 0 where there is none (concurrency) or the calendar has it (money)."""
-    burst: int
-    """Most that can be taken at once; for concurrency and money the amount itself."""
+    burst: int | None
+    """Most units of a rate that can be taken at once. None: the limiter's default, or not a rate."""
     exact: bool
     shadow: bool
 
@@ -63,7 +63,7 @@ class LimitRule:
         who = f"{self.subject} on {self.model}" if self.level == TENANT_MODEL else self.subject
         level = "tenant" if self.level == TENANT_MODEL else self.level
         notes = [
-            *([f"burst {self.burst:,}"] if self.burst != self.amount else []),
+            *([f"burst {self.burst:,}"] if self.burst is not None else []),
             *(["exact"] if self.exact else []),
             *(["shadow: refuses nothing"] if self.shadow else []),
         ]
@@ -85,7 +85,7 @@ def flatten(limits: Limits, level: str, subject: str, model: str | None = None) 
                 dimension=dimension,
                 amount=amount,
                 period_s=60 if rate else 0,
-                burst=burst(amount, limits.burst_s) if rate else amount,
+                burst=burst(amount, limits.burst_s) if rate and limits.burst_s is not None else None,
                 exact=limits.exact,
                 shadow=limits.shadow,
             )

@@ -1,4 +1,4 @@
-"""The whole config file as one frozen value; the parts are in `settings_pools` and `settings_tenants`."""
+"""The whole config file as one frozen value; pools, models and tenants are in files beside this one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from pydantic import AfterValidator, BaseModel, Field, SecretStr
 
 from gateway.settings_base import (
     Count,
-    CountOrZero,
     Milliseconds,
-    ModelName,
     ModelTable,
-    Name,
     NameTable,
     Port,
     Positive,
@@ -24,11 +21,30 @@ from gateway.settings_base import (
     Settings,
     Share,
 )
-from gateway.settings_pools import Pool
-from gateway.settings_tenants import Limits, Organisation, Tenant
+from gateway.settings_models import Model, Prices
+from gateway.settings_pools import Pool, Url
+from gateway.settings_tenants import Organisation, Tenant
 
-Feature = Literal["tools", "images", "json_schema", "audio", "reasoning", "logprobs", "embeddings"]
+__all__ = [
+    "Admin",
+    "Breaker",
+    "Classes",
+    "Config",
+    "Failover",
+    "Listen",
+    "Model",
+    "Organisation",
+    "Pool",
+    "Prices",
+    "RequestClass",
+    "Telemetry",
+    "Tenant",
+    "Tls",
+    "Unauthenticated",
+]
+
 StoreAway = Literal["local", "closed", "open"]
+Unpriced = Literal["refuse", "dearest", "free"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -69,80 +85,6 @@ class Admin(Settings):
     """Bearer key of the admin API. None: the admin API refuses everybody; health and metrics stay."""
     tls: Tls | None = None
     """Serve HTTPS; none: plain HTTP."""
-
-
-class LongContext(Settings):
-    """Prices of requests whose prompt is longer than a bound."""
-
-    above_input_tokens: Count
-    """Applies to the whole request when its prompt has more tokens than this."""
-    input_usd_per_mtok: PositiveOrZero
-    """A million prompt tokens."""
-    output_usd_per_mtok: PositiveOrZero
-    """A million output tokens."""
-    cached_usd_per_mtok: PositiveOrZero | None = None
-    """A million prompt tokens read from a cache; none: as other prompt tokens."""
-
-
-class Prices(Settings):
-    """What tokens cost, in US dollars per million."""
-
-    input_usd_per_mtok: PositiveOrZero
-    """A million prompt tokens."""
-    output_usd_per_mtok: PositiveOrZero
-    """A million output tokens, reasoning included."""
-    cached_usd_per_mtok: PositiveOrZero | None = None
-    """A million prompt tokens read from a cache; none: as other prompt tokens."""
-    cache_write_usd_per_mtok: PositiveOrZero | None = None
-    """A million prompt tokens written to a cache; none: as other prompt tokens."""
-    long_context: tuple[LongContext, ...] = ()
-    """Other prices above a prompt length."""
-
-
-class Target(Settings):
-    """One place a model can be served."""
-
-    pool: Name
-    """A pool."""
-    model: ModelName
-    """The model's name there (a deployment, an adapter)."""
-    weight: Positive = 1.0
-    """Part of the tier's requests relative to its other targets."""
-    context: Count | None = None
-    """Context window there, if it is not the model's."""
-    features: tuple[Feature, ...] | None = None
-    """What it can do there, if it is not what the model can."""
-    prices: Prices | None = None
-    """What it costs there, if it is not the model's prices."""
-
-
-class Tier(Settings):
-    """Targets of equal standing. A tier is used when those before it cannot serve."""
-
-    targets: tuple[Target, ...] = Field(min_length=1)
-    """At least one target."""
-    after_ms: CountOrZero | None = None
-    """Spill: also use this tier when waiting in the tiers before it would take longer than this. None: only when they
-    cannot serve at all."""
-
-
-class Model(Settings):
-    """A public model name and its route."""
-
-    context: Count
-    """Context window in tokens, prompt and output together."""
-    max_output_tokens: Count | None = None
-    """Most output tokens of one request; none: what the context leaves."""
-    aliases: tuple[ModelName, ...] = ()
-    """Other names clients may use."""
-    tiers: tuple[Tier, ...] = Field(min_length=1)
-    """The route: tiers in order."""
-    features: tuple[Feature, ...] | None = None
-    """What requests may ask of it beyond plain text; none: anything, and the upstream says what it cannot."""
-    prices: Prices | None = None
-    """What tokens cost; needed by money limits."""
-    limits: Limits = Limits()
-    """Limits over all tenants together."""
 
 
 class RequestClass(Settings):
@@ -204,7 +146,7 @@ class Telemetry(Settings):
 
     log_level: LogLevel = "info"
     """Least level that is logged."""
-    otlp_endpoint: str | None = None
+    otlp_endpoint: Url | None = None
     """Where traces go (OTLP over HTTP); none: they stay."""
 
 
@@ -215,6 +157,20 @@ class Unauthenticated(Settings):
     """Refused requests before the address itself is refused."""
     burst: Count = 20
     """How many of them may come at once."""
+
+
+def _scheme(*schemes: str) -> AfterValidator:
+    def check(value: SecretStr) -> SecretStr:
+        scheme, separator, rest = value.get_secret_value().partition("://")
+        if not separator or not rest or scheme not in schemes:
+            raise ValueError(f"must begin with {' or '.join(f'{name}://' for name in schemes)}")
+        return value
+
+    return AfterValidator(check)
+
+
+StoreUrl = Annotated[Secret, _scheme("sqlite+aiosqlite", "postgresql+asyncpg")]
+RedisUrl = Annotated[Secret, _scheme("redis", "rediss", "unix")]
 
 
 def _unique_peppers(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
@@ -230,13 +186,16 @@ class Config(Settings):
     """The data listener."""
     admin: Admin = Admin()
     """The admin listener."""
-    store: Secret | None = None
+    store: StoreUrl | None = None
     """SQL URL of registry and ledger (`sqlite+aiosqlite:///weighbridge.db`, `postgresql+asyncpg://…`); none: they are
     kept in memory and start from this file."""
-    redis: Secret | None = None
+    redis: RedisUrl | None = None
     """Redis URL that instances share limits and capacity over; none: there is one instance."""
     limits_when_store_is_away: StoreAway = "local"
     """When Redis cannot be reached: `local` spends what this instance holds, `closed` refuses, `open` admits."""
+    unpriced: Unpriced = "refuse"
+    """A request for a model without prices, where a money limit applies: `refuse` it, charge the `dearest` prices of
+    any model, or let it through `free`."""
     key_peppers: Annotated[tuple[Secret, ...], AfterValidator(_unique_peppers)] = ()
     """Secrets for `hmac:` key hashes, newest first."""
     pools: NameTable[Pool] = Field(default={}, validate_default=True)

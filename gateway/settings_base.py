@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    SerializerFunctionWrapHandler,
+    WrapSerializer,
+)
 
 _T = TypeVar("_T")
 
@@ -43,6 +52,12 @@ def _model_name(value: str) -> str:
     return value
 
 
+def _above_zero(value: float) -> float:
+    if value <= 0:
+        raise ValueError("would refuse every request; leave it out for no limit")
+    return value
+
+
 def _secret(value: SecretStr) -> SecretStr:
     text = value.get_secret_value()
     if not text.strip():
@@ -61,18 +76,25 @@ def _frozen(value: Mapping[str, _T]) -> Mapping[str, _T]:
     return MappingProxyType(dict(value))
 
 
+def _as_dict(value: Mapping[str, _T], dump: SerializerFunctionWrapHandler) -> Any:
+    return dump(dict(value))
+
+
+_Frozen = AfterValidator(_frozen)
+_AsDict = WrapSerializer(_as_dict)
 Number = BeforeValidator(_not_a_flag)
 Count = Annotated[int, Number, Field(gt=0)]
 CountOrZero = Annotated[int, Number, Field(ge=0)]
 Positive = Annotated[float, Number, Field(gt=0)]
 PositiveOrZero = Annotated[float, Number, Field(ge=0)]
 Share = Annotated[float, Number, Field(ge=0, le=1)]
+LimitCount = Annotated[int, Number, AfterValidator(_above_zero)]
+LimitAmount = Annotated[float, Number, AfterValidator(_above_zero)]
 Milliseconds = Annotated[int, Number, Field(gt=0, le=86_400_000)]
 Port = Annotated[int, Number, Field(ge=0, le=65_535)]
 AutoCount = Annotated[int | None, Number, BeforeValidator(_auto), Field(gt=0)]
 Name = Annotated[str, AfterValidator(_name)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
-Table = Annotated[Mapping[str, _T], AfterValidator(_frozen)]
-NameTable = Annotated[Mapping[Name, _T], AfterValidator(_frozen)]
-ModelTable = Annotated[Mapping[ModelName, _T], AfterValidator(_frozen)]
+NameTable = Annotated[Mapping[Name, _T], _Frozen, _AsDict]
+ModelTable = Annotated[Mapping[ModelName, _T], _Frozen, _AsDict]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -17,21 +18,27 @@ from gateway.settings_base import (
     Secret,
     Settings,
     Share,
-    Table,
 )
 from gateway.urls import parse_url
 
-EngineKind = Literal["simulated", "vllm", "sglang", "llamacpp", "ollama", "tgi"]
+EngineKind = Literal["simulated", "vllm", "sglang", "llamacpp", "ollama", "tgi", "trtllm"]
 VendorKind = Literal["openai", "azure", "anthropic", "gemini", "gemini-openai", "bedrock"]
 Kind = Literal[
-    "simulated", "vllm", "sglang", "llamacpp", "ollama", "tgi",
+    "simulated", "vllm", "sglang", "llamacpp", "ollama", "tgi", "trtllm",
     "openai", "azure", "anthropic", "gemini", "gemini-openai", "bedrock",
     "openai-compatible",
 ]  # fmt: skip
 ENGINE_KINDS: Final = frozenset(get_args(EngineKind))
 VENDOR_KINDS: Final = frozenset(get_args(VendorKind))
-SALTING_KINDS: Final = frozenset({"simulated", "vllm", "sglang"})
-"""Engines that keep the prefix caches of different `cache_salt` values apart."""
+ACCOUNT_NAME: Final = "account"
+"""Stands for the one address of an account where a pool of servers has replica names."""
+
+_URLS: Final = {
+    "openai": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+    "gemini-openai": "https://generativelanguage.googleapis.com/v1beta/openai",
+}
 
 Isolation = Literal["shared", "salted", "dedicated"]
 
@@ -50,10 +57,8 @@ class Replica(Settings):
     name: Name
     """Name in metrics, traces and the admin API; unique in the pool."""
     url: Url
-    """Base URL, `http` or `https`, a path prefix is allowed; no user name, query or fragment. No two replicas of any
-    pools may share one, or its capacity would be counted twice."""
-    key: Secret | None = None
-    """Bearer token the server asks for, if it asks for one."""
+    """Base URL, `http` or `https`; no user name, query or fragment. With a path it is taken as it is, without one `/v1`
+    is added. No two replicas may share one, or its capacity would be counted twice."""
 
 
 class Credential(Settings):
@@ -68,6 +73,13 @@ class Credential(Settings):
     session_token: Secret | None = None
     """For `bedrock` with `access_key_id`: the session token of temporary credentials."""
 
+    def secret(self) -> str:
+        """What adapters take: the key, or `access_key_id:secret_access_key[:session_token]`."""
+        if self.access_key_id is None:
+            return self.key.get_secret_value()
+        token = [] if self.session_token is None else [self.session_token.get_secret_value()]
+        return ":".join([self.access_key_id, self.key.get_secret_value(), *token])
+
 
 class Account(Settings):
     """An account at a provider."""
@@ -79,6 +91,10 @@ class Account(Settings):
     api_version: str | None = None
     """For `azure`: the dated API version, none for the v1 API. For `anthropic`: the version header, none for the
     current one."""
+    organization: str | None = None
+    """For `openai`: the organization requests are booked on."""
+    project: str | None = None
+    """For `openai`: the project requests are booked on."""
     credentials: tuple[Credential, ...] = Field(min_length=1)
     """At least one key."""
 
@@ -127,10 +143,10 @@ class FailureDomain(Settings):
 
     vendor: Name
     """Who runs it; `self` for one's own servers."""
-    region: Name
-    """Where it runs."""
+    region: Name | None = None
+    """Where it runs; none: unknown, shared with nobody."""
     family: Name | None = None
-    """Model family, for faults that follow the weights (a bad release, a prompt that breaks it)."""
+    """Model family, for faults that follow the weights; none: unknown, shared with nobody."""
 
 
 class Adapter(Settings):
@@ -143,7 +159,7 @@ class Adapter(Settings):
 class CostWeights(Settings):
     """Fair-share work of one token, relative to one another."""
 
-    input: Positive = 1.0
+    prompt: Positive = 1.0
     """An uncached prompt token."""
     cached: PositiveOrZero = 0.1
     """A prompt token found in the prefix cache."""
@@ -154,23 +170,36 @@ class CostWeights(Settings):
 class QueueBounds(Settings):
     """How much may wait. When it is full, the tenant with the longest queue for its weight loses its newest request."""
 
-    requests: Count = 10_000
+    requests: Count = 100_000
     """Waiting requests of all tenants together."""
-    requests_per_tenant: Count = 2_000
-    """Waiting requests of one tenant."""
+    cost: Positive | None = None
+    """Waiting work of all tenants together, in cost units (tokens times `cost`); none: no bound."""
+    tenant_cost: Positive | None = None
+    """Waiting work of one tenant, in cost units; none: no bound of its own."""
+
+
+class Quirks(Settings):
+    """What upstreams that call themselves compatible do differently."""
+
+    stream_options: bool = True
+    """Whether it knows `stream_options`; false for one that answers 400 to it. Streams then carry no usage."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] | None = None
+    """The name of the output cap it reads; none: the kind's own."""
 
 
 class Pool(Settings):
     """Interchangeable servers of one base model, or one provider account."""
 
     kind: Kind
-    """What stands behind it. Engines (`simulated`, `vllm`, `sglang`, `llamacpp`, `ollama`, `tgi`) have `replicas`;
-    providers (`openai`, `azure`, `anthropic`, `gemini`, `gemini-openai`, `bedrock`) have an `account`;
+    """What stands behind it. Engines (`simulated`, `vllm`, `sglang`, `llamacpp`, `ollama`, `tgi`, `trtllm`) have
+    `replicas`; providers (`openai`, `azure`, `anthropic`, `gemini`, `gemini-openai`, `bedrock`) have an `account`;
     `openai-compatible` has either."""
     replicas: tuple[Replica, ...] = ()
     """The servers."""
     account: Account | None = None
     """The account."""
+    key: Secret | None = None
+    """Bearer token the replicas ask for, if they ask for one."""
     capacity: Annotated[Capacity, BeforeValidator(_capacity)] = Capacity()
     """What each replica, or the account, can take; `auto` measures everything."""
     slo: Slo = Slo()
@@ -201,6 +230,40 @@ class Pool(Settings):
     """Bounds of the queue."""
     poll_ms: Milliseconds = 1000
     """How often replicas are asked for health and metrics."""
+    quirks: Quirks = Quirks()
+    """Deviations of the upstream from its kind."""
 
+    def addresses(self) -> tuple[tuple[str, str], ...]:
+        """Name and base URL of each replica, or of the account."""
+        if self.account is None:
+            return tuple((replica.name, replica.url) for replica in self.replicas)
+        url = self.account.url or _URLS.get(self.kind)
+        if url is None and self.kind == "bedrock":
+            url = f"https://bedrock-runtime.{self.account.region}.amazonaws.com"
+        return () if url is None else ((ACCOUNT_NAME, url),)
 
-PoolTable = Table[Pool]
+    def secrets(self) -> tuple[tuple[str, str], ...]:
+        """Name and secret of each credential; none when the replicas ask for no key."""
+        if self.account is not None:
+            return tuple((credential.name, credential.secret()) for credential in self.account.credentials)
+        return () if self.key is None else (("replicas", self.key.get_secret_value()),)
+
+    def extra(self) -> dict[str, str]:
+        """Places and switches that adapters read by name."""
+        found: dict[str, str | None] = {}
+        if self.account is not None:
+            found = {name: getattr(self.account, name) for name in ("api_version", "region", "organization", "project")}
+        found["max_tokens_field"] = self.quirks.max_tokens_field
+        found["stream_options"] = None if self.quirks.stream_options else "false"
+        return {name: value for name, value in found.items() if value is not None}
+
+    def domain(self) -> tuple[str, str, str]:
+        """Vendor, region and family that it fails with; empty where unknown, which is shared with nobody."""
+        domain = self.failure_domain
+        if domain is not None:
+            return domain.vendor, domain.region or "", domain.family or ""
+        if self.account is None:
+            return "", "", ""
+        if self.kind == "openai-compatible":
+            return urlsplit(self.account.url or "").hostname or "", self.account.region or "", ""
+        return self.kind, self.account.region or "", ""

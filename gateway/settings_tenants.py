@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from datetime import datetime
+from datetime import date, datetime, time
 from typing import Annotated, Final, Literal, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, AwareDatetime, Field
 
+from fairqueue.reservations import LocalWindow, windows_from_local
 from gateway.keys import HASH_PATTERN, ID_PATTERN
-from gateway.settings_base import Count, ModelTable, Name, NameTable, Positive, Settings, Share
+from gateway.settings_base import (
+    LimitAmount,
+    LimitCount,
+    ModelTable,
+    Name,
+    NameTable,
+    Positive,
+    PositiveOrZero,
+    Settings,
+    Share,
+)
 from gateway.settings_pools import Isolation
 
 ClassName = Literal["interactive", "batch"]
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: Final[tuple[Day, ...]] = get_args(Day)
-DAY_MINUTES: Final = 24 * 60
-WEEK_MINUTES: Final = 7 * DAY_MINUTES
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9]|24:00")
 
 
 def _clock(value: str) -> str:
     if not _CLOCK.fullmatch(value):
         raise ValueError("is not a time of day, HH:MM from 00:00 to 24:00")
+    return value
+
+
+def _zone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError("is not a time zone known here, like UTC or Europe/Berlin") from error
     return value
 
 
@@ -52,22 +69,23 @@ ModelPattern = Annotated[str, AfterValidator(_pattern)]
 class Limits(Settings):
     """Limits of one subject. What is not given is not limited at this level; every level that gives one applies."""
 
-    requests_per_minute: Count | None = None
+    requests_per_minute: LimitCount | None = None
     """Requests."""
-    input_tokens_per_minute: Count | None = None
+    input_tokens_per_minute: LimitCount | None = None
     """Prompt tokens."""
-    output_tokens_per_minute: Count | None = None
+    output_tokens_per_minute: LimitCount | None = None
     """Output tokens, reasoning included."""
-    total_tokens_per_minute: Count | None = None
+    total_tokens_per_minute: LimitCount | None = None
     """Prompt and output tokens together."""
-    concurrency: Count | None = None
+    concurrency: LimitCount | None = None
     """Requests in flight."""
-    usd_per_day: Positive | None = None
+    usd_per_day: LimitAmount | None = None
     """Money in a calendar day (UTC). Needs prices on the models."""
-    usd_per_month: Positive | None = None
+    usd_per_month: LimitAmount | None = None
     """Money in a calendar month (UTC). Needs prices on the models."""
-    burst_s: Positive = 60.0
-    """How many seconds' worth of a per-minute limit may be used at once after a rest; 60 is the whole minute's."""
+    burst_s: Positive | None = None
+    """How many seconds' worth of a per-minute limit may be used at once after a rest (60 is the whole minute's); none:
+    ten seconds' worth, and never less than one large request."""
     exact: bool = False
     """Ask the shared store for every request instead of spending leases: no over-admission at all, at a round trip."""
     shadow: bool = False
@@ -109,7 +127,7 @@ class Key(Settings):
 
 
 class Window(Settings):
-    """A weekly window, in UTC. One that ends before it begins runs over midnight."""
+    """A weekly window. One that ends before it begins runs over midnight."""
 
     days: tuple[Day, ...] = Field(default=DAYS, min_length=1)
     """Days on which it begins."""
@@ -118,22 +136,14 @@ class Window(Settings):
     end: Clock = Field(default="24:00", alias="to")
     """Time of day it ends."""
 
-    def spans(self) -> Iterator[tuple[int, int]]:
-        """Minutes of the week (Monday 00:00 UTC is 0) as half-open spans, cut at the end of the week."""
-        start, end = _minutes(self.start), _minutes(self.end)
-        length = end - start if end > start else end + DAY_MINUTES - start
-        for day in sorted({DAYS.index(day) for day in self.days}):
-            first = day * DAY_MINUTES + start
-            last = first + length
-            if first < WEEK_MINUTES:
-                yield first, min(last, WEEK_MINUTES)
-            if last > WEEK_MINUTES:
-                yield max(first - WEEK_MINUTES, 0), last - WEEK_MINUTES
+    def local(self) -> LocalWindow:
+        """The window as the core takes it."""
+        return LocalWindow(frozenset(DAYS.index(day) for day in self.days), _time(self.start), _time(self.end))
 
 
-def _minutes(clock: str) -> int:
+def _time(clock: str) -> time:
     hours, minutes = clock.split(":")
-    return int(hours) * 60 + int(minutes)
+    return time(int(hours) % 24, int(minutes))
 
 
 class Reservation(Settings):
@@ -141,6 +151,8 @@ class Reservation(Settings):
 
     rate_share: Share = 0.0
     """Part of the pool's measured rate of work that this tenant gets before anybody's weight counts."""
+    burst_s: PositiveOrZero = 1.0
+    """How many seconds of its rate it may run ahead after a rest."""
     room_share: Share = 0.0
     """Part of the pool's seats and KV tokens."""
     hold: Share = 0.5
@@ -148,18 +160,18 @@ class Reservation(Settings):
     whole guarantee instant."""
     schedule: tuple[Window, ...] = ()
     """When it holds; none given: always."""
+    timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
+    """Time zone of the schedule, like `Europe/Berlin`."""
 
-    def spans(self) -> list[tuple[int, int]]:
-        """When it holds, as minutes of the week."""
+    def windows(self, first_day: date, days: int, to_monotonic: float = 0.0) -> tuple[tuple[float, float], ...] | None:
+        """When it holds in the `days` days from `first_day`, as seconds from and to; None is always.
+
+        `to_monotonic` is added to Unix times.
+        """
         if not self.schedule:
-            return [(0, WEEK_MINUTES)]
-        return sorted(span for window in self.schedule for span in window.spans())
-
-    def active(self, now: float) -> bool:
-        """Whether it holds at the Unix time `now`, in seconds."""
-        # 1970-01-01 was a Thursday, three days into its week.
-        minute = (int(now // 60) + 3 * DAY_MINUTES) % WEEK_MINUTES
-        return any(start <= minute < end for start, end in self.spans())
+            return None
+        local = [window.local() for window in self.schedule]
+        return windows_from_local(local, ZoneInfo(self.timezone), first_day, days, to_monotonic)
 
 
 class Organisation(Settings):

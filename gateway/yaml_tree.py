@@ -30,8 +30,9 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<de
 _OPEN, _FILL, _FIRST, _LAST = "\ue000", "\ue001", 0xE010, 0xF8FF
 _STAND_IN = re.compile(f"{_OPEN}([\ue010-\uf8ff]){_FILL}*")
 _PRIVATE = re.compile("[\ue000-\uf8ff]")
-_INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]{1,3})?")
+_LONGEST_NUMBER = 40  # characters; more digits than that are no setting
+_INT = re.compile(r"[-+]?[0-9][0-9_]*")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]{1,2})?")
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _TAG = "tag:yaml.org,2002:"
@@ -235,7 +236,7 @@ class _Walk:
             text = _STAND_IN.sub(lambda match: self._fill(match, path, where), text)
             # It stays text (a key of digits is not a number); fields that want a number read it from the text.
             return None if plain and text in _NULLS else text
-        if not plain or node.tag not in _TYPED:
+        if not plain or node.tag not in _TYPED or len(text) > _LONGEST_NUMBER:
             return text
         if text in _NULLS:
             return None
