@@ -77,7 +77,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One HTTP request as it will be sent, without `host` and `content-length`, which the transport adds."""
+    """One HTTP request as it will be sent, without `host`, `content-length` and `accept-encoding`, the transport's to add."""
 
     method: str
     url_path: str
