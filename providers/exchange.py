@@ -77,7 +77,9 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One HTTP request as it will be sent, without `host`, `content-length` and `accept-encoding`, the transport's to add."""
+    """One HTTP request as it will be sent, without `host`, `content-length` and `accept-encoding`, the transport's to
+    add.
+    """
 
     method: str
     url_path: str
