@@ -53,8 +53,8 @@ class Malformed(TransportError):
 class Carrier(Protocol):
     """The connection under an answer, as the answer needs it."""
 
-    async def wait(self, answer: "Answer") -> None:
-        """Wait until body bytes, the end or an error have come."""
+    def expect(self, answer: "Answer") -> "asyncio.Future[None]":
+        """A future that is done when body bytes, the end or an error have come."""
 
     def resume(self) -> None:
         """The unread bytes have been taken."""
@@ -106,6 +106,13 @@ class Answer:
         """Body bytes held and not read yet."""
         return self._unread
 
+    def header(self, name: str) -> str | None:
+        """The first value of a header, by its lower-case name."""
+        for known, value in self.headers:
+            if known == name:
+                return value
+        return None
+
     def begun(self) -> TransportError | None:
         """The first wait is over: None if the head has come, else why not."""
         self._waiter = None
@@ -123,7 +130,15 @@ class Answer:
             connection = self._connection
             if connection is None:
                 return b""
-            await connection.wait(self)
+            if self._waiter is not None:
+                raise RuntimeError("an answer has one reader at a time")
+            try:
+                await connection.expect(self)
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                self._waiter = None
         return self.take()
 
     def take(self) -> bytes:
@@ -140,6 +155,8 @@ class Answer:
 
     async def read_all(self, limit: int) -> bytes:
         """Read the rest of the body, at most `limit` bytes; a longer one is Malformed and closes the connection."""
+        if self.complete and self._unread <= limit:
+            return self.take()
         parts: list[bytes] = []
         size = 0
         while data := await self.read():

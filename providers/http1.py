@@ -1,12 +1,10 @@
 """One HTTP/1.1 connection to an upstream: a request out, an answer in, deadlines, back-pressure.
 
 A connection is idle or carries exactly one exchange. Everything that changes an exchange is in this file; which
-connection carries it is decided in `transport.py`.
+connection carries it is decided in `pool.py`.
 
 Idea. The event loop calls the connection, never the other way round: no task and no stream reader per request. The
-caller waits on one future per wait, made only when there is nothing to hand over yet. Deadlines are a number, not a
-timer: one timer per connection sleeps until the earliest deadline it has seen and then looks again, so that setting a
-deadline usually costs one assignment.
+caller waits on one future per wait, made only when there is nothing to hand over yet, and each wait has one deadline.
 
 Back-pressure. Unread body bytes stop the reading of the socket at `Limits.high_water`; what is held is then at most
 `high_water` plus one read of the loop (256 KiB), whatever the upstream sends. The request body leaves in slices as
@@ -14,18 +12,16 @@ the socket takes them.
 """
 
 import asyncio
-import math
-import ssl
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import httptools
 
 from providers.answer import Answer, Cut, HeadTimeout, Malformed, Phase, Silence, TransportError
+from providers.deadline import Deadline
+from providers.sockets import prepare, said_farewell
 
 SLICE = 64 * 1024  # bytes of a request body handed to the loop at once; smaller requests leave in a single write
-_NEVER = math.inf
-_TLS_RECORD = 17 * 1024  # bytes, the largest record with its overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +44,6 @@ class Keeper(Protocol):
         """The connection is closed; called exactly once for each connection."""
 
 
-class _TlsTransport(Protocol):
-    def set_read_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-
 class Connection(asyncio.Protocol):
     """One socket. Made by the keeper, which also hands it each exchange."""
 
@@ -60,14 +52,12 @@ class Connection(asyncio.Protocol):
         "_body",
         "_closed",
         "_deadline",
-        "_fires",
         "_head_s",
         "_headers",
         "_interim",
         "_keep",
         "_keep_s",
         "_keeper",
-        "_last_look",
         "_limits",
         "_loop",
         "_names",
@@ -75,7 +65,6 @@ class Connection(asyncio.Protocol):
         "_parser",
         "_paused",
         "_phase",
-        "_timer",
         "_transport",
         "_writable",
         "born",
@@ -103,10 +92,7 @@ class Connection(asyncio.Protocol):
         self._head_s = 0.0
         self._paused = False  # whether reading of the socket is stopped
         self._writable = True  # False between the loop's "enough" and its "more"
-        self._deadline = _NEVER  # when the present wait has lasted too long
-        self._fires = _NEVER  # when _timer looks; never later than _deadline
-        self._timer: asyncio.TimerHandle | None = None
-        self._last_look = False  # the deadline has passed and the socket gets one more turn of the loop
+        self._deadline = Deadline(loop, self._waited_too_long)  # of the wait under way, or of being idle
 
     # What the keeper calls.
 
@@ -131,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._interim = self._overhead = 0
         if len(body) <= SLICE:
             self._phase = Phase.HEAD
-            self._until(self._loop.time() + head_s)
+            self._deadline.move(self._loop.time() + head_s)
             transport.write(head + body if body else head)
         else:
             self._phase = Phase.SEND
@@ -143,7 +129,7 @@ class Connection(asyncio.Protocol):
 
     def rest(self) -> None:
         """Be idle, for at most `keep_s` seconds, then close."""
-        self._until(self._loop.time() + self._keep_s)
+        self._deadline.move(self._loop.time() + self._keep_s)
 
     def fail(self, error: TransportError) -> None:
         """End the exchange with an error, if one is under way, and close at once."""
@@ -162,10 +148,7 @@ class Connection(asyncio.Protocol):
         self._closed = True
         self._parser = None  # it refers back to this object
         self._body = None
-        self._deadline = _NEVER
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._deadline.close()
         if self._transport is not None:
             self._transport.abort()
         self._keeper.gone(self)
@@ -174,19 +157,12 @@ class Connection(asyncio.Protocol):
 
     # What the answer calls.
 
-    async def wait(self, answer: Answer) -> None:
-        """Wait until body bytes, the end or an error have come for `answer`."""
-        if answer._waiter is not None:
-            raise RuntimeError("an answer has one reader at a time")
-        self._until(self._loop.time() + answer.idle_s)
-        answer._waiter = self._loop.create_future()
-        try:
-            await answer._waiter
-        except asyncio.CancelledError:
-            answer.close()
-            raise
-        finally:
-            answer._waiter = None
+    def expect(self, answer: Answer) -> asyncio.Future[None]:
+        """A future that is done when body bytes, the end or an error have come; the idle time begins now."""
+        self._deadline.move(self._loop.time() + answer.idle_s)
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        answer._waiter = waiter
+        return waiter
 
     def resume(self) -> None:
         """The unread bytes have been taken."""
@@ -202,10 +178,7 @@ class Connection(asyncio.Protocol):
             stream.abort()
         else:
             self._transport = stream
-            stream.set_write_buffer_limits(high=SLICE)
-            if stream.get_extra_info("ssl_object") is not None:
-                # Held undecrypted besides the unread body; less than a record would stick with one cut in two.
-                cast("_TlsTransport", stream).set_read_buffer_limits(high=2 * _TLS_RECORD)
+            prepare(stream, SLICE)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
@@ -251,7 +224,7 @@ class Connection(asyncio.Protocol):
         answer = self._answer
         if answer is None:
             self.abort()
-        elif self._phase is Phase.BODY and _ends_with_connection(answer) and _said_farewell(self._transport):
+        elif self._phase is Phase.BODY and _ends_with_connection(answer) and said_farewell(self._transport):
             answer.complete = True
             self._keep = False
             self._finish(answer)
@@ -281,15 +254,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         known = self._names.get(name)
         if known is None:
-            known = name.lower().decode("latin-1")
-            if len(self._names) < 512 and len(name) < 64:
-                self._names[name] = known
+            known = self._meet(name, value)
         self._headers.append((known, value.decode("latin-1")))
-        if known == "transfer-encoding":
-            if value.lower() != b"chunked":
-                raise _Refused("a transfer coding other than chunked")
-        elif known == "keep-alive":
-            self._shorten(value)
 
     def on_headers_complete(self) -> None:
         answer = self._answer
@@ -346,12 +312,24 @@ class Connection(asyncio.Protocol):
         if body:
             self._body = body
             if self._phase is Phase.SEND and answer is not None:
-                self._until(now + answer.idle_s)
+                self._deadline.move(now + answer.idle_s)
             return
         self._body = None
         if self._phase is Phase.SEND:
             self._phase = Phase.HEAD
-            self._until(now + self._head_s)
+            self._deadline.move(now + self._head_s)
+
+    def _meet(self, name: bytes, value: bytes) -> str:
+        """A header name not seen before, or one whose value matters here: those are never remembered."""
+        known = name.lower().decode("latin-1")
+        if known == "transfer-encoding":
+            if value.lower() != b"chunked":
+                raise _Refused("a transfer coding other than chunked")
+        elif known == "keep-alive":
+            self._shorten(value)
+        elif len(self._names) < 512 and len(name) < 64:
+            self._names[name] = known
+        return known
 
     def _shorten(self, value: bytes) -> None:
         """`Keep-Alive: timeout=5` says when the upstream will close; be a second earlier."""
@@ -364,6 +342,7 @@ class Connection(asyncio.Protocol):
         """The answer is complete: give the connection back, or close it, then tell the reader."""
         self._answer = None
         answer._connection = None
+        self.resume()
         if self._keep and self._body is None and self.usable:
             if answer.is_head:
                 self._parser = httptools.HttpResponseParser(self)  # the old one waits for a body
@@ -373,38 +352,12 @@ class Connection(asyncio.Protocol):
             self.abort()
         _wake(answer)
 
-    def _until(self, when: float) -> None:
-        self._deadline = when
-        self._last_look = False
-        if when < self._fires:
-            self._arm(when)
-
-    def _arm(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._fires = when
-        self._timer = self._loop.call_at(when, self._look)
-
-    def _look(self) -> None:
-        """The timer: is the deadline really past, and does anybody wait?"""
-        self._timer = None
-        self._fires = _NEVER
-        now = self._loop.time()
-        if self._deadline - now > 0.001:
-            if self._deadline < _NEVER:
-                self._arm(self._deadline)
-            return
+    def _waited_too_long(self) -> None:
         answer = self._answer
-        if answer is not None and answer._waiter is None:
-            self._deadline = _NEVER  # nobody reads, so nobody is kept waiting
-            return
-        if not self._last_look:
-            # A loop that was held up sees timers before sockets: what is late may already lie in the socket.
-            self._last_look = True
-            self._arm(now + 0.002)
-            return
         if answer is None:
             self.abort()
+        elif answer._waiter is None or answer._waiter.done():
+            pass  # nobody is kept waiting; the next wait sets its own deadline
         elif self._phase is Phase.HEAD:
             self.fail(HeadTimeout("no answer in time", phase=Phase.HEAD, sent=True))
         elif self._phase is Phase.SEND:
@@ -425,22 +378,6 @@ def _why(error: Exception) -> str:
 def _ends_with_connection(answer: Answer) -> bool:
     """Whether the head announced neither a length nor chunks, so that the end of the connection is the proper end."""
     return not any(name in ("content-length", "transfer-encoding") for name, _ in answer.headers)
-
-
-def _said_farewell(transport: asyncio.Transport | None) -> bool:
-    """Whether TLS, if there is any, was ended by the upstream itself and not only the TCP connection below it.
-
-    Loops differ in what they report here, so the TLS object is asked: a read gives the end, or wants more.
-    """
-    tls = None if transport is None else transport.get_extra_info("ssl_object")
-    if tls is None:
-        return True
-    try:
-        return not tls.read(1)
-    except ssl.SSLZeroReturnError:
-        return True
-    except ssl.SSLError:
-        return False
 
 
 def _wake(answer: Answer) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_TARGET = re.compile(r"/[\x21-\x7e]*")
+_TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")  # visible ASCII without the mark of a fragment
 _HOST = re.compile(r"[0-9A-Za-z._~%:\-]+")
 _OURS = frozenset(  # headers that frame the message or belong to the connection
     {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "te", "trailer"}

@@ -25,7 +25,9 @@ class OriginStats:
     idle: int
     in_use: int
     connecting: int
-    waiting: int
+    waiting: int  # requests that wait for a place
+    opened: int  # connections made since the start
+    retried: int  # requests sent again on a fresh connection since the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Pool:
         self.loop = asyncio.get_running_loop()
         self.heads = Heads(origin)
         self.closed = False
+        self.retried = 0  # counted by whoever sends
+        self._opened = 0
         self._origin = origin
         self._tls = tls
         self._settings = settings
@@ -106,8 +110,9 @@ class Pool:
 
     def stats(self) -> OriginStats:
         """Counts at this moment."""
-        opened, idle = len(self._connections), len(self._idle)
-        return OriginStats(opened, idle, opened - idle, self._connecting, len(self._waiting))
+        now, idle = len(self._connections), len(self._idle)
+        waiting = len(self._waiting)
+        return OriginStats(now, idle, now - idle, self._connecting, waiting, self._opened, self.retried)
 
     def close(self) -> None:
         """Abort everything; those who wait or connect are refused."""
@@ -166,5 +171,6 @@ class Pool:
                 raise ConnectFailed(f"no connection to {origin}: {str(error) or type(error).__name__}") from error
             raise
         self._connecting -= 1
+        self._opened += 1
         self._connections.add(connection)
         return connection

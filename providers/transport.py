@@ -114,7 +114,7 @@ class Transport:
             answer = Answer(idle_s=timers.idle_s, reused=reused, connect_s=connect_s, is_head=method == "HEAD")
             try:
                 await connection.begin(answer, head, body, timers.head_s)
-            except asyncio.CancelledError:
+            except BaseException:
                 answer.close()
                 raise
             error = answer.begun()
@@ -122,6 +122,7 @@ class Transport:
                 return answer
             if again or not reused or answer.touched or not isinstance(error, Cut) or self._closed:
                 raise error
+            pool.retried += 1
             connection, again = None, True
 
     def stats(self) -> dict[Origin, OriginStats]:

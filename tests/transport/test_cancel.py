@@ -1,12 +1,14 @@
 """A cancelled wait closes its connection at once, in every phase, and nothing is left behind."""
 
 import asyncio
+import gc
 import socket
 import ssl
 from collections.abc import Awaitable
 
 import pytest
 
+from providers.http1 import Connection
 from providers.transport import Answer, Cut, Origin, Timers, Transport
 from tests.transport.scripted import OK, Peer, Upstream, always, only, post, silent, until
 
@@ -216,6 +218,35 @@ async def test_many_abandoned_streams_leave_nothing() -> None:
             assert only(transport).open == 0
         await _soon(asyncio.gather(*[peer.gone.wait() for peer in upstream.peers]))
         assert len(upstream.peers) == 400
+
+
+@pytest.mark.asyncio
+async def test_closed_connections_are_freed_without_the_garbage_collector() -> None:
+    """Objects in a ring wait for the collector, whose pauses grow with what it finds."""
+    closing = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
+
+    async def script(peer: Peer) -> None:
+        head, _ = await peer.request()
+        await peer.send(closing if b"/close" in head else STREAM)
+        await peer.wait_closed()
+
+    def left() -> int:
+        return sum(isinstance(thing, Connection | Answer) for thing in gc.get_objects())
+
+    async with Upstream(script) as upstream, Transport() as transport:
+        gc.collect()
+        gc.disable()
+        try:
+            before = left()
+            for _ in range(10):
+                assert await (await post(transport, upstream.origin, path="/close")).read_all(2) == b"ok"
+                (await post(transport, upstream.origin)).close()
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.001):
+                        await (await post(transport, upstream.origin)).read()
+            await until(lambda: left() == before)
+        finally:
+            gc.enable()
 
 
 @pytest.mark.asyncio

@@ -1,13 +1,14 @@
 """One exchange: every framing of an answer, what is sent, and when the connection is kept."""
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
 
 import pytest
 
 from providers.transport import Cut, Malformed, Phase, Timers, Transport
-from tests.transport.scripted import OK, Peer, Upstream, always, drained, once, only, pieces, post
+from tests.transport.scripted import OK, Peer, Upstream, always, drained, once, only, pieces, post, until
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
@@ -96,6 +97,8 @@ async def test_header_names_are_lower_case_and_values_and_order_as_sent() -> Non
                 ("empty", ""),
                 ("content-length", "0"),
             ]
+            assert answer.header("set-cookie") == "a=1"
+            assert answer.header("x-c") is None
 
 
 @pytest.mark.asyncio
@@ -206,6 +209,17 @@ async def test_the_connect_time_is_told_and_zero_on_a_kept_connection() -> None:
         assert second.connect_s == 0
 
 
+@pytest.mark.asyncio
+async def test_small_writes_leave_at_once_and_a_dead_machine_is_noticed() -> None:
+    async with Upstream(always(OK)) as upstream, Transport() as transport:
+        await post(transport, upstream.origin)
+        (connection,) = transport._pools[upstream.origin]._connections
+        assert connection._transport is not None
+        sock = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
 def _contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's context with the test certificate (for the name localhost), and a client's that trusts it."""
     pem = Path(__file__).parent / "localhost.pem"
@@ -227,6 +241,31 @@ async def test_tls_carries_small_and_large_exchanges() -> None:
             assert answer.reused == (turn == 1)
             assert len(await answer.read_all(3_000_000)) == 3_000_000
         assert upstream.peers[0].requests[1][1] == b"x" * 2_000_000
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sent", [b"", HEAD + b"content-length: 9\r\n\r\nab"])
+async def test_cancelling_over_tls_closes_the_connection(sent: bytes) -> None:
+    server, client = _contexts()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(sent)
+        await peer.wait_closed()
+
+    async with Upstream(script, tls=server, host="localhost") as upstream, Transport(tls=client) as transport:
+
+        async def exchange() -> bytes:
+            return await drained(await post(transport, upstream.origin))
+
+        task = asyncio.create_task(exchange())
+        await until(lambda: bool(upstream.peers and upstream.peers[0].requests))
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        async with asyncio.timeout(1):
+            await upstream.peers[0].gone.wait()
+        assert only(transport).open == 0
 
 
 @pytest.mark.asyncio

@@ -64,6 +64,7 @@ def test_what_is_no_base_url(url: str) -> None:
         ("GET", "/a HTTP/1.1\r\nx: y", []),
         ("GET", "/a\n", []),
         ("GET", "/é", []),
+        ("GET", "/a#b", []),
         ("GET", "/", [("", "v")]),
         ("GET", "/", [("x y", "v")]),
         ("GET", "/", [("x:", "v")]),

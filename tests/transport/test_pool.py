@@ -100,6 +100,7 @@ async def test_a_kept_connection_that_dies_before_any_answer_is_replaced_once(en
         assert not answer.reused
         assert [len(peer.requests) for peer in upstream.peers] == [2, 1]
         assert upstream.peers[1].requests[0][1] == b"x" * size
+        assert (only(transport).opened, only(transport).retried) == (2, 1)
 
 
 @pytest.mark.asyncio
