@@ -37,7 +37,8 @@ from gateway.gate import Gate
 from gateway.lifecycle import Lifecycle
 from gateway.principals import directory
 from gateway.routing import Routing
-from gateway.settings import Config, Model
+from gateway.settings import Config
+from gateway.settings_models import Model
 from gateway.settings_pools import Pool
 from gateway.settle import Settler
 from gateway.strangers import Strangers

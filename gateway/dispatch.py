@@ -107,13 +107,16 @@ class Dispatcher:
 
     async def _again(self, run: _Run, pool: PoolEntry, replica: str, broken: Broken) -> bool:
         """After a failed attempt: True to try this pool again, False for the next target. Raises Refused to end."""
-        run.last = after_failure(broken, len(run.record.attempts))
+        if broken is not _NO_CREDENTIAL or run.last is None:
+            run.last = after_failure(broken, len(run.record.attempts))
         failed = run.failed_replicas.get(pool.name, frozenset()) | {replica}
         barred = run.failed_credentials.get(pool.name, frozenset())
         around = Around(
             replicas=len(failed) < len(pool.replicas),
             credentials=len(barred) + 1 < len(pool.credentials),
             targets=run.left > 0,
+            # Whoever limits us says when to come back; a long wait here would only hide that from the caller.
+            same=(broken.failure.retry_after_s or 0.0) <= _SHORT_WAIT_S,
         )
         decision = self._routing.decide(run.budget, broken, around, self._clock.monotonic())
         if decision.wait_s > 0.0:
@@ -147,7 +150,8 @@ class Dispatcher:
             if moves_on or (leg.patience_s is not None and reason in {*_TOO_LONG}):
                 run.last = run.last or answer
                 return None
-            raise answer from None
+            # After failed attempts it is they that the caller should hear of, not the queue they led back to.
+            raise (run.last or answer) from None
 
     def _item(self, run: _Run, pool: PoolEntry, leg: Leg, now: float) -> Item:
         accepted, estimate = run.accepted, run.accepted.estimate
@@ -166,7 +170,7 @@ class Dispatcher:
                 output_cap=estimate.output_cap if estimate.output_cap is not None else _NO_CAP,
                 seats=accepted.measured.n,
             ),
-            arrived=started,
+            arrived=now,
             deadline=deadline,
             remaining=estimate.remaining,
             excluded=run.failed_replicas.get(pool.name, frozenset()),
@@ -283,7 +287,13 @@ class Dispatcher:
             attempt.result = "abandoned"
         self._instruments.attempts[pool.name, attempt.replica, attempt.result] += 1
         if progress.way is not None:
-            self._routing.report(progress.way, None if broken is _PREEMPTED else broken, served)
+            failed = run.failed_replicas.get(pool.name, frozenset()) | {ticket.replica}
+            self._routing.report(
+                progress.way,
+                None if broken is _PREEMPTED else broken,
+                served,
+                whole_pool=len(failed) >= len(pool.replicas),
+            )
 
     def _head(self, run: _Run) -> Headers:
         record = run.record
@@ -292,6 +302,7 @@ class Dispatcher:
         return [*self._settler.headers(record), ("server-timing", record.phases.server_timing()), *kind]
 
 
+_SHORT_WAIT_S = 1.0
 _NO_CAP = 1 << 20  # output tokens a request may take when neither it nor its model names a limit
 _TOO_LONG = frozenset({QueueReason.QUEUE_TIMEOUT, QueueReason.DEADLINE_UNMEETABLE, QueueReason.QUEUE_FULL})
 _PREEMPTED = Broken("preempted", Failure(FailureKind.CAPACITY, None, "taken back for waiting work"), sent=False)

@@ -36,7 +36,8 @@ class Way:
 
     upstream: Upstream
     credential: Credential
-    permits: tuple[Permit, ...]
+    pool_permit: Permit
+    replica_permit: Permit
     started: float = 0.0
     prompt_tokens: int = 0
 
@@ -67,6 +68,8 @@ class Routing:
 
         def usable(target: Target, at: float) -> Skip | None:
             pool = world.pools[target.pool]
+            if not pool.members.any_usable(at):
+                return Skip(SkipReason.NO_REPLICA, f"no replica of pool {pool.name} is usable")
             first: Skip | None = None
             for credential in pool.credentials:
                 skip = self._breaker(pool, target.model, credential).hindrance(cls, at)
@@ -124,23 +127,27 @@ class Routing:
                 at=int(self._clock.unix()),
             )
             member = pool.members.enter(ticket.replica, cls, now)
-            return Way(upstream, credential, (permit, member), now, accepted.estimate.prompt_tokens)
+            return Way(upstream, credential, permit, member, now, accepted.estimate.prompt_tokens)
         return None
 
     def first_token(self, way: Way) -> None:
         """The attempt's first token has come."""
         now = self._clock.monotonic()
-        for permit in way.permits:
-            permit.answered(now, now - way.started, way.prompt_tokens)
+        way.pool_permit.answered(now, now - way.started, way.prompt_tokens)
+        way.replica_permit.answered(now, now - way.started, way.prompt_tokens)
 
-    def report(self, way: Way, broken: Broken | None, served: bool) -> None:
-        """How the attempt ended; with neither a failure nor an answer it says nothing about the target."""
+    def report(self, way: Way, broken: Broken | None, served: bool, *, whole_pool: bool) -> None:
+        """How the attempt ended; with neither a failure nor an answer it says nothing about the target.
+
+        A replica's failure is the replica's; it is the pool's only when the request has failed on all of
+        them (`whole_pool`), or when it is our configuration that was refused, which is the same everywhere.
+        """
         now = self._clock.monotonic()
         if broken is None:
             event = Event.OK if served else Event.NEUTRAL
             ttft = now - way.started if served else None
-            for permit in way.permits:
-                permit.end(event, now, ttft, way.prompt_tokens)
+            way.pool_permit.end(event, now, ttft, way.prompt_tokens)
+            way.replica_permit.end(event, now, ttft, way.prompt_tokens)
             return
         failure = broken.failure
         event = Event.CONNECT if broken.how == "connect" else EVENT_OF[failure.kind]
@@ -153,8 +160,10 @@ class Routing:
                 way.upstream.model,
                 failure.message,
             )
-        for permit in way.permits:
-            permit.end(event, now, None, way.prompt_tokens, failure.retry_after_s, failure.message[:200])
+        of_pool = event if whole_pool or event is Event.MISCONFIGURED else Event.NEUTRAL
+        cause = failure.message[:200]
+        way.pool_permit.end(of_pool, now, None, way.prompt_tokens, failure.retry_after_s, cause)
+        way.replica_permit.end(event, now, None, way.prompt_tokens, failure.retry_after_s, cause)
 
     def affinity(self, accepted: Accepted, pool: PoolEntry) -> int | None:
         """A number that requests with the same beginning share, across tenants only where caches are shared too."""

@@ -230,7 +230,7 @@ def _line(record: Record, outcome: Outcome, charged: Amounts) -> dict[str, objec
         "output_tokens": charged.output_tokens,
         "micro_usd": charged.micro_usd,
         "total_ms": round(1000 * phases.total, 3),
-        "phases_ms": {phase: round(1000 * phases.spent[phase], 3) for phase in Phase if phase in phases.spent},
+        "phases_ms": {phase.value: round(1000 * phases.spent[phase], 3) for phase in Phase if phase in phases.spent},
     }
     if record.first_token_at is not None:
         line["ttft_ms"] = round(1000 * (record.first_token_at - phases.started), 3)

@@ -11,8 +11,9 @@ from fairqueue.item import Costs, RequestClass
 from gateway import limit_rules
 from gateway.limits import compiled_all
 from gateway.principals import Principal
-from gateway.settings import Config, Failover, Model
-from gateway.settings import Prices as PriceSettings
+from gateway.settings import Config, Failover
+from gateway.settings_models import Model
+from gateway.settings_models import Prices as PriceSettings
 from gateway.settings_pools import Pool
 from gateway.world import Credential, ReplicaAddress
 from providers.engines import FACTS
