@@ -147,10 +147,12 @@ class Remaining:
     def __call__(self, generated: int) -> int:
         n = self._n
         one = generated // n if n > 1 else generated
-        left = self._lengths.remaining(one, self._q) if self._lengths is not None else None
+        lengths = self._lengths
+        left = lengths.remaining(one, self._q) if lengths is not None else None
         if left is None:
-            # beyond what was seen: up to the prior, and past that half as long again
-            left = PRIOR_OUTPUT - one if one < PRIOR_OUTPUT and self._lengths is None else max(16, one >> 1)
+            # where the end is unknown, as far as the prior or the longest seen; past that, half as long again
+            known = PRIOR_OUTPUT if lengths is None else max(PRIOR_OUTPUT, lengths.longest) if lengths.open_ended else 0
+            left = known - one if known > one else max(16, one >> 1)
         if n > 1:
             left *= n
         cap = self._cap
@@ -204,7 +206,7 @@ class Estimator:
             reserve = lengths.quantile(self._reserve_q)
             median = lengths.quantile(0.5)
             if reserve is None or median is None:  # mostly cut: longer than anything seen to end
-                beyond = max(PRIOR_OUTPUT, lengths.longest())
+                beyond = max(PRIOR_OUTPUT, lengths.longest)
                 reserve = beyond if reserve is None else reserve
                 median = reserve if median is None else median
         else:

@@ -63,6 +63,7 @@ class Lengths:
         "_cut",
         "_ended",
         "_growth",
+        "_last",
         "_quantiles",
         "_stale",
         "_total",
@@ -84,6 +85,7 @@ class Lengths:
         self._stale = 0  # observations since _cumulative was built
         self._cumulative: list[float] = []  # weight (or, with censoring, probability) up to and with each bin
         self._quantiles: dict[float, int | None] = {}  # answers given since then, by q
+        self._last = 0  # the longest bin that held anything then
         self._total = 0.0  # what _cumulative would reach if nothing were censored
 
     def add(self, length: int, *, ended: bool = True) -> None:
@@ -114,6 +116,7 @@ class Lengths:
         twin._stale = self._stale
         twin._cumulative = self._cumulative  # never changed in place
         twin._total = self._total
+        twin._last = self._last
         return twin
 
     def quantile(self, q: float) -> int | None:
@@ -157,12 +160,20 @@ class Lengths:
         newest = self._weight / self._growth
         return self._weights / newest
 
+    @property
+    def open_ended(self) -> bool:
+        """Whether more than half an observation's weight was cut with nothing longer having ended.
+
+        Then `quantile` and `remaining` say None because the tail is unknown, not because nothing is so long.
+        """
+        cumulative = self._fresh()
+        return bool(self.samples) and (self._total - cumulative[-1]) * self.effective > 0.5 * self._total
+
+    @property
     def longest(self) -> int:
         """The upper edge of the longest bin that holds anything, ended or cut, in tokens; 0 without samples."""
-        for index in range(BINS - 1, -1, -1):
-            if self._ended[index] or (self._cut is not None and self._cut[index]):
-                return _LOW[index] + _WIDTH[index] - 1
-        return 0
+        self._fresh()
+        return _LOW[self._last + 1] - 1 if self.samples else 0
 
     def _at(self, cumulative: list[float], target: float) -> int | None:
         target *= 1.0 - 1e-9  # a rank that falls on a whole number of samples must not slip past them by rounding
@@ -188,6 +199,7 @@ class Lengths:
             if self._cut is None:
                 self._cumulative = list(accumulate(self._ended))
                 self._total = self._cumulative[-1]
+                self._last = bisect_left(self._cumulative, self._total)
             else:
                 self._cumulative = self._product_limit(self._cut)
                 self._total = 1.0
@@ -197,7 +209,9 @@ class Lengths:
         survival = 1.0
         at_risk = self._weights
         cumulative: list[float] = []
-        for ended, censored in zip(self._ended, cut, strict=True):
+        for index, (ended, censored) in enumerate(zip(self._ended, cut, strict=True)):
+            if ended or censored:
+                self._last = index
             if ended:
                 survival *= max(0.0, 1.0 - ended / at_risk) if at_risk > ended * (1 + 1e-9) else 0.0
             cumulative.append(1.0 - survival)

@@ -171,6 +171,16 @@ def test_answers_stopped_by_their_cap_do_not_shorten_what_an_uncapped_one_may_ta
     assert estimator.estimate("t", "m", Measured(400, output_cap=5000)).output_tokens == 1024
 
 
+def test_what_remains_of_answers_that_always_reach_their_cap_is_all_of_it() -> None:
+    estimator = Estimator()
+    for _ in range(200):
+        report(estimator, Measured(400, output_cap=600), 100, 600)
+    remaining = estimator.estimate("t", "m", Measured(400, output_cap=600)).remaining
+    assert [remaining(done) for done in (0, 100, 590, 600)] == [600, 500, 10, 0]
+    longer = estimator.estimate("t", "m", Measured(400, output_cap=5000)).remaining
+    assert [longer(0), longer(1000), longer(2000)] == [1024, 24, 1000]
+
+
 def test_cancelled_answers_do_not_shorten_the_estimate() -> None:
     estimator = Estimator()
     for _ in range(100):

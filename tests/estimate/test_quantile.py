@@ -123,13 +123,17 @@ def test_cancelled_answers_do_not_bias_the_quantile() -> None:
 
 def test_a_quantile_beyond_everything_that_ended_is_not_made_up() -> None:
     known = Lengths()
-    for _ in range(50):
+    for _ in range(20):
         known.add(10)
-    for _ in range(50):
+    for _ in range(20):
         known.add(400, ended=False)
     assert known.quantile(0.4) == 10
     assert known.quantile(0.9) is None
-    assert known.longest() == 415  # 400 to 415 is one bin
+    assert known.longest == 415  # 400 to 415 is one bin
+    assert known.remaining(0, 0.5) is None
+    assert known.open_ended
+    known.add(500)
+    assert not known.open_ended  # what is cut is now known to end by then
 
 
 def test_remaining_is_the_conditional_quantile() -> None:
@@ -152,13 +156,14 @@ def test_remaining_is_at_least_one_and_unknown_past_the_longest() -> None:
     assert known.remaining(49, 0.5) == 1
     assert known.remaining(10, 0.5) is not None
     assert known.remaining(60, 0.5) is None
+    assert not known.open_ended
 
 
 def test_nothing_seen_answers_nothing() -> None:
     known = Lengths()
     assert known.quantile(0.9) is None
     assert known.remaining(0, 0.5) is None
-    assert known.longest() == 0
+    assert known.longest == 0
 
 
 def test_a_long_life_keeps_its_figures() -> None:
