@@ -96,7 +96,8 @@ class Server:
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
         self.lines: list[str] = []  # of its log
-        self._ready = threading.Event()
+        self._ready = threading.Event()  # it is up, or has ended
+        self._up = False
         self._text = ready
         self._process = subprocess.Popen(
             command,
@@ -110,7 +111,7 @@ class Server:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._ready.wait(START_S) or self._process.poll() is not None:
+        if not self._ready.wait(START_S) or not self._up:
             self.kill()
             raise RuntimeError(f"{name} did not start:\n" + "\n".join(self.lines[-30:]))
 
@@ -119,8 +120,9 @@ class Server:
         for line in self._process.stdout:
             self.lines.append(line.rstrip())
             if self._text in line:
+                self._up = True
                 self._ready.set()
-        self._ready.set()  # it has ended
+        self._ready.set()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it and its children."""
