@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from fairqueue.capacity import Capacity, Scrape
 from fairqueue.dispatcher import RECHECK_S, Choose, Dispatcher
-from fairqueue.fair import Tenant
+from fairqueue.fair import Flow, Tenant
 from fairqueue.item import Item, Reason, Refusal
+from fairqueue.predict import predicted_wait
 from fairqueue.replica import Replica
 from fairqueue.report import pool_snapshot
-from fairqueue.reservations import Reservation
+from fairqueue.reservations import Reservation, Sale, Vector, sellable, total
 from fairqueue.settings import CLASSES, PoolSettings
 from fairqueue.snapshot import PoolSnapshot
 from fairqueue.ticket import Ticket
@@ -48,12 +49,12 @@ class Admission:
     def set_replica(self, name: str, capacity: Capacity, now: float, *, engine: Capacity | None = None) -> None:
         """Add a replica or change its figures: `capacity` as configured (a ceiling), `engine` as its metrics say."""
         self._replica(name).configure(capacity, engine)
-        self._dispatcher.room_grew()
+        self._recount(now)
 
     def set_engine(self, name: str, engine: Capacity, now: float) -> None:
         """What the engine itself says it has."""
         self._replica(name).configure(None, engine)
-        self._dispatcher.room_grew()
+        self._recount(now)
 
     def _replica(self, name: str) -> Replica:
         replica = self._replicas.get(name)
@@ -67,7 +68,7 @@ class Admission:
         if replica is not None:
             replica.usable = False
             replica.claimant = None
-            self._dispatcher.room_grew()
+            self._recount(now)
 
     def set_usable(self, name: str, usable: bool, now: float) -> None:
         """Whether new work may go there (health, breaker, drain). Unknown names are ignored."""
@@ -76,14 +77,14 @@ class Admission:
             replica.usable = usable
             if not usable:
                 replica.claimant = None
-            self._dispatcher.room_grew()
+            self._recount(now)
 
     def observe(self, name: str, scrape: Scrape, now: float) -> None:
         """What a replica's metrics say. An older scrape than the last is ignored."""
         replica = self._replicas.get(name)
         if replica is not None:
             replica.observe(scrape, now)
-            self._dispatcher.room_grew()
+            self._recount(now)
 
     def throttled(self, name: str, now: float, retry_after_s: float | None = None) -> None:
         """A replica or account refused work for want of capacity (429)."""
@@ -136,14 +137,27 @@ class Admission:
             return []
         self._join_queue(now)
         if not item.granted:  # what was granted before has been through this
-            tenant = waiting.flow_of(item).tenant
+            flow = waiting.flow_of(item)
+            wait = predicted_wait(waiting, flow, item, self._dispatcher.rate.value, now)
+            if wait > item.expires - now:
+                return [Refusal(item, Reason.DEADLINE_UNMEETABLE, wait, self._too_late(item, flow, wait, now))]
+            tenant = flow.tenant
             if self._settings.bounds.tenant_full(tenant, cost):
                 detail = f"tenant {tenant.name} has {tenant.waiting} requests of cost {tenant.backlog:.0f} waiting"
-                return [Refusal(item, Reason.QUEUE_FULL, 0.0, detail)]
+                return [Refusal(item, Reason.QUEUE_FULL, wait, detail)]
         self._push(item, now)
         return waiting.overflow(item, now) if not item.granted else []
 
+    @staticmethod
+    def _too_late(item: Item, flow: Flow, wait: float, now: float) -> str:
+        tenant = flow.tenant
+        return (
+            f"predicted wait {wait:.1f} s, but it may wait {item.expires - now:.1f} s; tenant {tenant.name} has "
+            f"{tenant.waiting} requests of cost {tenant.backlog:.0f} waiting"
+        )
+
     def _push(self, item: Item, now: float) -> None:
+        self._dispatcher.rate.waiting(now)
         if self._waiting.push(item, now) and item.flow is not None:
             self._dispatcher.new_head(item.flow)
 
@@ -193,6 +207,8 @@ class Admission:
         self._waiting.remove(item, now)
         if flow.items:
             self._dispatcher.new_head(flow)
+        elif not self._waiting.length:
+            self._dispatcher.rate.drained()
         if item.bypassed:
             self._dispatcher.drop_claim(item)
 
@@ -261,8 +277,13 @@ class Admission:
         """`output_tokens` were generated so far. What exceeds the estimate is charged at once."""
         if ticket._released or output_tokens <= ticket.generated:
             return
-        if ticket._replica.progress(ticket, output_tokens):
+        if ticket.first_token_at is None:
+            self.first_token(ticket, now)
+        replica = ticket._replica
+        if replica.progress(ticket, output_tokens, now):
             self._dispatcher.room_grew()
+        if now >= replica.meter.ends:
+            self._close_window(replica, now)
         if output_tokens > ticket._paid_tokens:
             more = self._settings.costs.output * (output_tokens - ticket._paid_tokens)
             ticket._paid_tokens = output_tokens
@@ -284,16 +305,18 @@ class Admission:
         ticket._released = True
         item = ticket.item
         demand = item.demand
-        total = 0.0
+        cost = 0.0
         if served:
-            total = self._settings.costs.of(
-                demand.prompt_tokens if prompt_tokens is None else prompt_tokens,
-                demand.cached_tokens if cached_tokens is None else cached_tokens,
-                output_tokens,
-            )
-        if total != ticket._charged:
-            self._adjust(ticket, total)
-        ticket._replica.leave(ticket, now)
+            prompt = demand.prompt_tokens if prompt_tokens is None else prompt_tokens
+            cached = demand.cached_tokens if cached_tokens is None else cached_tokens
+            cost = self._settings.costs.of(prompt, cached, output_tokens)
+            ticket._replica.meter.ended(prompt - cached, output_tokens, cost)
+        if cost != ticket._charged:
+            self._adjust(ticket, cost)
+        replica = ticket._replica
+        replica.leave(ticket, output_tokens, now)
+        if now >= replica.meter.ends:
+            self._close_window(replica, now)
         if ticket._solid:
             self._dispatcher.solid_seats -= demand.seats
         tenant = ticket._flow.tenant
@@ -303,6 +326,31 @@ class Admission:
         if not tenant.inflight:
             self._waiting.rest(tenant, now)
         self._dispatcher.room_grew()
+
+    def _close_window(self, replica: Replica, now: float) -> None:
+        replica.close_window(now)
+        self._recount(now)
+
+    def _recount(self, now: float) -> None:
+        """Measured capacity may have changed: floors are scaled to what it carries, and room may have grown."""
+        self._dispatcher.room_grew()
+        guarantees = self._waiting.guarantees
+        if guarantees.tenants:
+            guarantees.rescale(self.measured(now), self._settings.headroom, now)
+
+    def measured(self, now: float) -> Vector:
+        """The capacity vector of the usable replicas together; None where one of them is not measured."""
+        return total(r.vector(now) for r in self._replicas.values() if r.usable)
+
+    def sellable(self, tenant: str, reservation: Reservation, now: float, *, survive_loss: bool = True) -> Sale:
+        """Whether this tenant may be sold this reservation beside all others, with the figures."""
+        others = [
+            t.reservation
+            for t in self._waiting.guarantees.tenants.values()
+            if t.name != tenant and t.reservation is not None
+        ]
+        vectors = [r.vector(now) for r in self._replicas.values() if r.usable]
+        return sellable(reservation, others, vectors, headroom=self._settings.headroom, survive_loss=survive_loss)
 
     def _adjust(self, ticket: Ticket, total: float) -> None:
         """Charge the difference to what was charged, with the weight of the dispatch."""
@@ -350,4 +398,6 @@ class Admission:
     def snapshot(self, now: float) -> PoolSnapshot:
         """The pool as it stands."""
         self._join_queue(now)
-        return pool_snapshot(self._settings.name, self._waiting, self._replicas.values(), now)
+        return pool_snapshot(
+            self._settings.name, self._waiting, self._replicas.values(), self._dispatcher.rate.value, now
+        )

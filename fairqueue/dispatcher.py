@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from fairqueue.capacity import ReplicaView
 from fairqueue.fair import Flow, Tenant
 from fairqueue.item import Item
+from fairqueue.predict import ServiceRate
 from fairqueue.preempt import choose_victims
 from fairqueue.replica import Replica
 from fairqueue.settings import PoolSettings
@@ -44,6 +45,7 @@ class Dispatcher:
         "_version",
         "_waiting",
         "_wanting",
+        "rate",
         "replicas",
         "solid_seats",
     )
@@ -54,6 +56,7 @@ class Dispatcher:
         self._choose = choose
         self.replicas: dict[str, Replica] = {}
         self.solid_seats = 0
+        self.rate = ServiceRate()
         self._version = 0  # moves whenever room may have grown
         self._clean_version = -1  # version at which the heads looked at were found not to fit,
         self._clean_at = float("-inf")  # when,
@@ -310,6 +313,7 @@ class Dispatcher:
         flow = item.flow
         assert flow is not None
         self._waiting.remove(item, now)
+        self.rate.granted(item.cost, now, still_waiting=self._waiting.length > 0)
         if item.bypassed:
             self.drop_claim(item)
         return self.grant(item, flow, replica, now, guaranteed)

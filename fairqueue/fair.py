@@ -5,9 +5,10 @@ its reserved room, it is served before all others, in order of R. A grant of est
 
 Phase 2, shares. Every tenant has a counter c of service received divided by its weight, in cost units; the waiting
 tenant with the least counter goes next and is charged its estimate at once: c += e / w. When the truth is known the
-difference is charged with the weight of the dispatch. V, the virtual time, follows the *least waiting* counter (not the
-one just served: after a large head was passed, that would lift every newcomer far ahead). A tenant that starts to wait
-is lifted to V, so idle time earns nothing.
+difference is charged with the weight of the dispatch. V, the virtual time, is the *least waiting* counter at the last
+grant, before its charge (not the one just served: after a large head was passed, that would lift every newcomer far
+ahead). A tenant that starts to wait is lifted to V, so idle time earns nothing, and a newcomer goes before whoever was
+just served.
 
 For two tenants f, g that wait throughout, with L the largest estimate, P and N the most by which requests in flight
 exceed or fall short of their estimates,
@@ -154,7 +155,7 @@ class FairQueue:
         return None
 
     def follow(self) -> None:
-        """V follows the least waiting counter."""
+        """To be called before a grant: V follows the least waiting counter."""
         flow = self.peek()
         if flow is not None and flow.counter > self.virtual:
             self.virtual = flow.counter
@@ -162,7 +163,6 @@ class FairQueue:
     def push(self, flow: Flow, item: Item) -> None:
         """The item starts to wait. A flow that was empty is lifted to V."""
         if not flow.items:
-            self.follow()
             if flow.counter < self.virtual:
                 flow.counter = self.virtual
             self.flows += 1

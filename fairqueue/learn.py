@@ -7,7 +7,8 @@ round trip from there (AIMD). It never falls below what the engine says it runs,
 
 `SafetyNet`. A factor on the dispatch budget of a replica: an SLO breached in a window multiplies it by 0.9, a window
 within SLO and at least half used adds 0.02, clamped to [0.5, 1.2]. Fits are optimistic by some percent (queueing is
-not in them); this is what corrects them.
+not in them); this is what corrects them. A second one, never above 1, shrinks the KV limit while the engine preempts:
+then outputs are longer than predicted, or somebody else uses the engine.
 """
 
 from __future__ import annotations
@@ -45,16 +46,36 @@ class SeatLearner:
 
 
 class SafetyNet:
-    """The factor by which a replica's dispatch budget is scaled."""
+    """A factor on what a replica is given, between `low` and `high`."""
 
-    __slots__ = ("factor",)
+    __slots__ = ("_high", "_low", "factor")
 
-    def __init__(self) -> None:
+    def __init__(self, low: float = 0.5, high: float = 1.2) -> None:
+        self._low = low
+        self._high = high
         self.factor = 1.0
 
     def window(self, *, breached: bool, used: float) -> None:
-        """One window has ended: whether its SLO was breached, and what part of the budget was used (0..1)."""
+        """One window has ended: whether it went wrong, and what part of the budget was used (0..1)."""
         if breached:
-            self.factor = max(0.5, self.factor * 0.9)
+            self.factor = max(self._low, self.factor * 0.9)
         elif used >= 0.5:
-            self.factor = min(1.2, self.factor + 0.02)
+            self.factor = min(self._high, self.factor + 0.02)
+
+
+class CacheLearner:
+    """KV tokens of an engine that tells only what part of them is used: own tokens over that part.
+
+    Own tokens can only be too few (others may use the engine, or it sets aside more than is used), so the figure errs
+    on the small side."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def seen(self, own_tokens: float, used_ratio: float) -> None:
+        if used_ratio < 0.1 or own_tokens <= 0:
+            return
+        sample = own_tokens / used_ratio
+        self.value = sample if self.value is None else self.value + 0.3 * (sample - self.value)

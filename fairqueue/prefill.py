@@ -23,14 +23,15 @@ from __future__ import annotations
 
 _MEMORY_S = 20.0  # engine-busy seconds over which the learned speed forgets
 _ROUNDING = 1e-3  # tokens; times computed as the moment of opening must be open
-_GRACE_S = 0.5  # a prompt this much later than expected is not in prefill
+_GRACE_S = 0.2  # a prompt this much later than it should be is not in prefill, but waits for room
+_FORGET_BEST = 0.998  # per window
 _FIRST_SAMPLE_S = 0.005  # busy time below which a speed is not yet believed
 
 
 class PrefillLine:
     """Granted requests whose first token has not come, oldest first, on one replica."""
 
-    __slots__ = ("_busy", "_done", "_since", "allowance_s", "ceiling", "chunk", "tokens", "waiting")
+    __slots__ = ("_busy", "_done", "_since", "allowance_s", "best", "ceiling", "chunk", "entered", "tokens", "waiting")
 
     def __init__(self, allowance_s: float) -> None:
         self.waiting: dict[object, int] = {}  # ticket -> uncached prompt tokens; insertion order is grant order
@@ -38,7 +39,9 @@ class PrefillLine:
         self.chunk: int | None = None  # tokens an engine step prefills; None = unknown
         self.ceiling: float | None = None  # configured tokens/s; the learned speed never exceeds it
         self.allowance_s = allowance_s  # engine seconds that may wait when the chunk is unknown
+        self.entered = 0  # tokens ever entered, less those that left unfinished
         self._since = 0.0  # when the oldest became the oldest
+        self.best: float | None = None  # tokens/s at its best, slowly forgotten
         self._busy = 0.0  # decayed seconds and tokens of finished prefills
         self._done = 0.0
 
@@ -68,6 +71,7 @@ class PrefillLine:
             self._since = now
         self.waiting[key] = tokens
         self.tokens += tokens
+        self.entered += tokens
 
     def leave(self, key: object, now: float, *, finished: bool) -> None:
         """Its first token came (`finished`) or it ended without one. Unknown keys are ignored."""
@@ -81,8 +85,10 @@ class PrefillLine:
             self._busy = self._busy * keep + spent
             self._done = self._done * keep + tokens
             self._since = now
-        elif next(iter(self.waiting)) is key:
-            self._since = now
+        else:
+            self.entered -= tokens
+            if next(iter(self.waiting)) is key:
+                self._since = now
         del self.waiting[key]
         self.tokens -= tokens
 
@@ -95,13 +101,23 @@ class PrefillLine:
             return float(self.tokens)
         return self.tokens - min(speed * (now - self._since), self._credit_bound())
 
+    def done(self, now: float) -> float:
+        """Prefill tokens done so far, estimated. Differences of it are work done."""
+        return self.entered - self.unfinished(now)
+
     def stalled(self, now: float) -> bool:
         """The oldest should long have been through: it is not prefill that it waits for."""
         if not self.waiting:
             return False
-        speed = self.speed
-        expected = 0.0 if speed is None else next(iter(self.waiting.values())) / speed
-        return now - self._since > 2.0 * expected + _GRACE_S
+        speed = self.best or self.speed
+        expected = 1.0 if speed is None else next(iter(self.waiting.values())) / speed
+        return now - self._since > 1.5 * expected + _GRACE_S
+
+    def window_over(self) -> None:
+        """Compare the learned speed with the best one. Prompts held up in the engine spoil the former only."""
+        learned = self.learned
+        if learned is not None:
+            self.best = max(learned, (self.best or 0.0) * _FORGET_BEST)
 
     def _credit_bound(self) -> float:
         return next(iter(self.waiting.values())) + (self.chunk or 0)

@@ -13,8 +13,10 @@ from __future__ import annotations
 from fairqueue.capacity import Capacity, Figure, Scrape, ScrapeState, Source, resolve
 from fairqueue.item import Item
 from fairqueue.kv import Ledger
-from fairqueue.learn import SafetyNet, SeatLearner
-from fairqueue.prefill import Pace, PrefillLine
+from fairqueue.learn import CacheLearner, SafetyNet, SeatLearner
+from fairqueue.meter import Meter
+from fairqueue.prefill import Pace, PrefillLine, pace_rate
+from fairqueue.reservations import Vector
 from fairqueue.settings import PoolSettings
 from fairqueue.snapshot import ReplicaSnapshot
 from fairqueue.ticket import Ticket
@@ -27,19 +29,26 @@ class Replica:
     """State of one replica. Owned by one `Admission`; tickets keep it alive after its removal."""
 
     __slots__ = (
+        "_cache",
         "_configured",
         "_engine",
         "_fail_left",
         "_fail_need",
         "_full_at",
         "_not_before",
+        "_preempted",
+        "_preemptions",
         "_settings",
+        "_solved",
         "claimant",
         "inflight",
+        "kv",
+        "kv_net",
         "kv_tokens",
         "learner",
         "ledger",
         "line",
+        "meter",
         "name",
         "net",
         "pace",
@@ -66,13 +75,20 @@ class Replica:
         self.pace = Pace()
         self.learner = SeatLearner()
         self.net = SafetyNet()
+        self.kv_net = SafetyNet(0.5, 1.0)
+        self.meter = Meter()
         self.scraped = ScrapeState(settings.scrape_interval_s)
         self.preemptible: dict[Ticket, None] = {}  # batch of which no caller has seen anything, oldest first
         self.solid_kv = 0  # predicted KV tokens, at grant, of the others
         self.claimant: Item | None = None  # room is being gathered for it; nobody else may enter
         self.recent: dict[int, None] = {}  # prefixes served here, oldest first
         self.seats = Figure(None, Source.UNKNOWN)
-        self.kv_tokens: int | None = None
+        self.kv = Figure(None, Source.UNKNOWN)
+        self.kv_tokens: int | None = None  # the value of `kv`; None = not tested
+        self._cache = CacheLearner()
+        self._solved: float | None = None  # sequences that the fit says meet the TPOT objective
+        self._preemptions: int | None = None  # the engine's count at the last scrape
+        self._preempted = False  # it rose since the last window
         self.seat_limit = 0  # enforced now
         self._full_at: int | None = None  # seats at which the engine had requests waiting
         self._not_before = float("-inf")
@@ -94,8 +110,10 @@ class Replica:
         """Figures changed: recompute the limits that follow from them."""
         ours, theirs = self._configured, self._engine
         self.seats = resolve(ours.seats, theirs.seats)
-        kv = resolve(ours.kv_tokens, theirs.kv_tokens).value
-        self.kv_tokens = None if kv is None or not self._settings.engine else int(kv)
+        self.kv = resolve(ours.kv_tokens, theirs.kv_tokens)
+        if self.kv.value is None and self._cache.value is not None:
+            self.kv = Figure(float(int(self._cache.value)), Source.LEARNED, provisional=True)
+        self.kv_tokens = None if self.kv.value is None or not self._settings.engine else int(self.kv.value)
         self.ledger.block_tokens = theirs.block_tokens if theirs.kv_tokens is not None else ours.block_tokens
         self.line.chunk = ours.chunk_tokens if theirs.chunk_tokens is None else theirs.chunk_tokens
         self.line.ceiling = resolve(ours.prefill_rate, theirs.prefill_rate).value
@@ -106,11 +124,21 @@ class Replica:
         """What limits seats changed."""
         known = self.seats.value
         limit = self.learner.limit if known is None else int(known)
-        if self.net.factor < 1.0:
-            limit = max(1, int(limit * self.net.factor)) if limit else 0
+        if known and self._learning:
+            limit = min(limit, self.learner.limit)
+        factor = self.net.factor
+        if self._solved is not None:
+            limit = min(limit, max(1, int(self._solved * factor)))
+        if factor < 1.0 and limit:
+            limit = min(limit, max(1, int((limit if known is None else known) * factor)))
         if self._full_at is not None:
             limit = min(limit, self._full_at)
         self.seat_limit = limit
+
+    @property
+    def _learning(self) -> bool:
+        """Whether concurrency is learned: seats are unknown, or an engine's KV, for which it then stands in too."""
+        return self.seats.value is None or (self._settings.engine and self.kv_tokens is None)
 
     # -- what it holds -------------------------------------------------------------------------------------
 
@@ -147,14 +175,27 @@ class Replica:
             self.solid_kv += ticket._kv
 
     def first_token(self, ticket: Ticket, now: float) -> None:
-        self.line.leave(ticket, now, finished=True)
-        if self.seats.value is None:
-            self.learner.accepted(self.inflight)
+        self.meter.first_token(late=now - ticket.granted_at > self._patience(ticket))
+        if self._learning:
+            if self._settings.engine and self.line.stalled(now):
+                self.learner.congested(now, self.inflight - len(self.line.waiting))
+            else:
+                self.learner.accepted(self.inflight)
             self.limit_seats()
+        self.line.leave(ticket, now, finished=True)
 
-    def progress(self, ticket: Ticket, generated: int) -> bool:
+    def _patience(self, ticket: Ticket) -> float:
+        """Seconds from grant to first token that are in order: the objective, or twice what a long prompt takes."""
+        slo = self._settings.ttft_slo_s
+        demand = ticket.item.demand
+        speed = self.line.speed
+        return max(slo, 2.0 * (demand.prompt_tokens - demand.cached_tokens) / speed) if speed else slo
+
+    def progress(self, ticket: Ticket, generated: int, now: float) -> bool:
         """Whether predicted use fell although nothing ended."""
         ledger = self.ledger
+        self.meter.tokens(generated - ticket.generated, now - ticket._last_at, ledger.now_used)
+        ticket._last_at = now
         before = ledger.total
         ledger.progress(ticket, generated, max(0, ticket.item.remaining(generated)))
         if ledger.total < before:
@@ -162,7 +203,9 @@ class Replica:
             return True
         return False
 
-    def leave(self, ticket: Ticket, now: float) -> None:
+    def leave(self, ticket: Ticket, output_tokens: int, now: float) -> None:
+        if output_tokens > ticket.generated and ticket.first_token_at is not None:
+            self.meter.tokens(output_tokens - max(1, ticket.generated), now - ticket._last_at, self.ledger.now_used)
         self.inflight -= 1
         self.seats_held -= ticket.item.demand.seats
         self.ledger.remove(ticket, self.kv_tokens or 0)
@@ -173,6 +216,63 @@ class Replica:
         self.line.leave(ticket, now, finished=False)
         self._fail_need = self._fail_left = _NEVER
 
+    def window_over(self, now: float) -> bool:
+        """Whether a window should be closed now."""
+        return now >= self.meter.ends
+
+    def close_window(self, now: float) -> None:
+        """Draw the conclusions of a window: pace, seats, capacity."""
+        settings = self._settings
+        slo = settings.tpot_slo_s
+        meter = self.meter
+        self.line.window_over()
+        seen = meter.close(now, self.line.done(now))
+        if seen is None:
+            return
+        kv = self.kv_tokens
+        used_seats = self.seats_held / self.seat_limit if self.seat_limit else 1.0
+        used_kv = self.ledger.total / kv if kv else 0.0
+        speed = meter.fit.speed
+        # An engine that misses the objective with one sequence and no prefill is not helped by fewer of either.
+        hopeless = speed is not None and speed.a >= 0.95 * slo
+        slow = seen.token_s is not None and seen.token_s > slo and not hopeless
+        self.net.window(breached=slow or seen.late > 0.5, used=max(used_seats, used_kv))
+        self.kv_net.window(breached=self._preempted, used=used_kv)
+        self._preempted = False
+        if settings.engine:
+            self._set_pace(seen.token_s, seen.prefill_per_s, hopeless, now)
+            load = meter.load(slo, None, None)
+            self._solved = None if load is None else load.sequences
+            full = meter.load(slo, kv, self.seats.value)
+            if full is not None:
+                meter.sample(full.requests_per_s * meter.cost, now)
+        if slow and self._learning:
+            self.learner.congested(now, None)
+        self.limit_seats()
+
+    def _set_pace(self, token_s: float | None, prefill_per_s: float, hopeless: bool, now: float) -> None:
+        """Prefill no faster than the TPOT objective allows at today's batch; no pace where the speed is not known."""
+        speed = self.meter.fit.speed
+        ceiling = resolve(self._configured.prefill_rate, self._engine.prefill_rate).value
+        rate = None
+        if hopeless:
+            pass
+        elif speed is not None:
+            d = speed.d if ceiling is None else max(speed.d, 1.0 / ceiling)
+            rate = pace_rate(speed.step(self.ledger.now_used), self._settings.tpot_slo_s, d)
+        elif ceiling is not None and token_s is not None:
+            d = 1.0 / ceiling
+            rate = pace_rate(token_s * (1.0 - min(d * prefill_per_s, 0.95)), self._settings.tpot_slo_s, d)
+        if rate is not None:
+            rate *= self.net.factor
+        self.pace.set_rate(rate, 2.0 * self.line.budget, now)
+
+    def vector(self, now: float) -> Vector:
+        """What was measured of it, for selling reservations; what is still being learned counts as unknown."""
+        return Vector(
+            self.meter.capacity(now).value, None if self.seats.value is None else int(self.seats.value), self.kv_tokens
+        )
+
     def room_grew(self) -> None:
         self._fail_need = self._fail_left = _NEVER
 
@@ -181,6 +281,14 @@ class Replica:
     def observe(self, scrape: Scrape, now: float) -> None:
         if not self.scraped.take(scrape, self.seats_held, self.ledger.now_used):
             return
+        if scrape.preemptions_total is not None:
+            before = self._preemptions
+            self._preempted |= before is not None and scrape.preemptions_total > before
+            self._preemptions = scrape.preemptions_total
+        if scrape.kv_used_ratio is not None:
+            self._cache.seen(self.ledger.now_used - self.line.unfinished(now), scrape.kv_used_ratio)
+            if self.kv.source in (Source.UNKNOWN, Source.LEARNED):
+                self.refresh()
         waiting = scrape.waiting
         if waiting is not None:
             # What was just let in is in prefill, not waiting for room.
@@ -236,7 +344,7 @@ class Replica:
         if kv is None:
             return None
         stale = self.scraped.last is not None and not self.scraped.fresh(now)
-        return kv * (self._settings.stale_kv_fraction if stale else self._settings.kv_fraction)
+        return kv * self.kv_net.factor * (self._settings.stale_kv_fraction if stale else self._settings.kv_fraction)
 
     def serves(self, item: Item) -> bool:
         """Whether the request may go here at all, now or later."""
@@ -264,9 +372,9 @@ class Replica:
         assert limit is not None
         if withheld:
             return ledger.fits(need, left, limit - withheld)
-        if (
-            self.scraped.last is not None and self.scraped.kv(ledger.now_used, kv, now) + need > limit
-        ) or not ledger.fits(need, left, limit):
+        if (self.scraped.last is not None and self.scraped.kv(ledger.now_used, kv, now) + need > kv) or not ledger.fits(
+            need, left, limit
+        ):
             if need <= self._fail_need and left <= self._fail_left:
                 self._fail_need = need
                 self._fail_left = left
@@ -321,10 +429,13 @@ class Replica:
             seat_limit=self.seat_limit,
             kv_tokens_held=self.ledger.now_used,
             kv_tokens_peak=self.ledger.peak(),
-            kv_tokens=resolve(ours.kv_tokens, theirs.kv_tokens),
+            kv_tokens=self.kv,
             prefill_tokens=self.line.tokens,
             prefill_rate=rate,
             pace=self.pace.rate,
+            capacity=self.meter.capacity(now),
+            step_s=None if self.meter.fit.speed is None else self.meter.fit.speed.a,
+            safety=self.net.factor,
             chunk_tokens=resolve(ours.chunk_tokens, theirs.chunk_tokens),
             scrape_age_s=self.scraped.age(now),
             full=self._full_at is not None and self.scraped.fresh(now),

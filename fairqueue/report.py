@@ -25,7 +25,9 @@ def _tenant(tenant: Tenant, now: float) -> TenantSnapshot:
     )
 
 
-def pool_snapshot(name: str, waiting: Waiting, replicas: Iterable[Replica], now: float) -> PoolSnapshot:
+def pool_snapshot(
+    name: str, waiting: Waiting, replicas: Iterable[Replica], service_rate: float | None, now: float
+) -> PoolSnapshot:
     """Frozen figures of one pool. O(tenants + replicas)."""
     parts = tuple(replica.snapshot(now) for replica in replicas)
     guarantees = waiting.guarantees
@@ -44,7 +46,7 @@ def pool_snapshot(name: str, waiting: Waiting, replicas: Iterable[Replica], now:
             if tenant.waiting or tenant.inflight or tenant.reservation is not None
         },
         replicas=parts,
-        service_rate=None,
+        service_rate=service_rate,
         oversold=guarantees.floors.oversold,
         held_seats=guarantees.held_seats,
         held_kv_tokens=guarantees.held_kv,

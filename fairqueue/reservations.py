@@ -90,6 +90,20 @@ class Vector:
     kv_tokens: int | None
 
 
+def total(vectors: Iterable[Vector]) -> Vector:
+    """The sum; unknown where one of them is unknown, or where there are none."""
+    parts = list(vectors)
+    rates = [v.rate for v in parts if v.rate is not None]
+    seats = [v.seats for v in parts if v.seats is not None]
+    kv = [v.kv_tokens for v in parts if v.kv_tokens is not None]
+    n = len(parts)
+    return Vector(
+        sum(rates) if n and len(rates) == n else None,
+        sum(seats) if n and len(seats) == n else None,
+        sum(kv) if n and len(kv) == n else None,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One dimension of a sale: what is asked on top of what is sold, against what may be sold."""

@@ -26,6 +26,9 @@ class ReplicaSnapshot:
     prefill_tokens: int  # granted, first token not seen
     prefill_rate: Figure
     pace: float | None  # prefill tokens/s let in; None = not paced
+    capacity: Figure  # cost units/s within the objectives, at the mix seen
+    step_s: float | None  # fitted: seconds of an empty engine step
+    safety: float  # factor that the safety net puts on its budget now
     chunk_tokens: Figure
     scrape_age_s: float | None
     full: bool  # the engine itself has requests waiting
