@@ -19,7 +19,7 @@ All that changes a sequence or the counts is in this file; blocks and adapter sl
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from providers.simulated.adapters import AdapterSlots
@@ -83,7 +83,7 @@ class Engine:
             now,
             owner,
             goal=request.prompt_tokens,
-            keys=self._keys(request) if settings.prefix_cache else (),
+            keys=_mixed(request, request.keys) if settings.prefix_cache else (),
         )
         self.live[request.id] = sequence
         self._waiting.push(sequence)
@@ -376,12 +376,7 @@ class Engine:
         self._prefill_tokens += count
         if sequence.preemptions:
             self._recomputed += count
-        size = self.settings.block_tokens
-        for index in range(sequence.published, min(computed // size, len(sequence.keys))):
-            sequence.published = index + 1
-            if self.blocks.publish(sequence.keys[index]):
-                sequence.private -= 1
-                sequence.refs.append(sequence.keys[index])
+        self._publish(sequence, computed)
         if computed < sequence.goal:
             return False
         if sequence.first_token_at is None:
@@ -401,7 +396,7 @@ class Engine:
         self._prefilling.remove(sequence)
         self._decoding.append(sequence)
         sequence.phase = Phase.DECODE
-        sequence.room = (len(sequence.refs) + sequence.private) * size - computed
+        sequence.room = (len(sequence.refs) + sequence.private) * self.settings.block_tokens - computed
         if sequence.room == 0:
             self._full.append(sequence)
         return False
@@ -411,6 +406,8 @@ class Engine:
         self._kv_tokens -= sequence.held_tokens
         if sequence.phase is Phase.DECODE:
             self._decoding.remove(sequence)
+            if sequence.request.grown is not None and self.settings.prefix_cache:
+                self._publish_output(sequence, sequence.request.grown)
         else:
             self._prefilling.remove(sequence)
         self.blocks.release(sequence.refs, sequence.private)
@@ -418,6 +415,20 @@ class Engine:
         sequence.private = sequence.room = sequence.published = 0
         if sequence.request.adapter is not None:
             self.adapters.leave(sequence.request.adapter)
+
+    def _publish_output(self, sequence: Sequence, grown: Callable[[int], tuple[Hashable, ...]]) -> None:
+        """Let others find what was generated, as far as its cache was computed."""
+        request = sequence.request
+        sequence.keys = _mixed(request, request.keys + grown(sequence.generated - 1))
+        self._publish(sequence, sequence.held_tokens)
+
+    def _publish(self, sequence: Sequence, tokens: int) -> None:
+        """Publish the whole blocks of its first tokens, as far as they have keys and are not published yet."""
+        for index in range(sequence.published, min(tokens // self.settings.block_tokens, len(sequence.keys))):
+            sequence.published = index + 1
+            if self.blocks.publish(sequence.keys[index]):
+                sequence.private -= 1
+                sequence.refs.append(sequence.keys[index])
 
     def _end(self, sequence: Sequence, phase: Phase, now: float) -> None:
         sequence.phase = phase
@@ -427,9 +438,9 @@ class Engine:
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.settings.block_tokens)
 
-    @staticmethod
-    def _keys(request: Request) -> tuple[Hashable, ...]:
-        """Block keys with salt and adapter in them: neither another tenant nor another adapter may find the block."""
-        if request.salt is None and request.adapter is None:
-            return request.keys
-        return tuple((request.salt, request.adapter, key) for key in request.keys)
+
+def _mixed(request: Request, keys: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """Block keys with salt and adapter in them: neither another tenant nor another adapter may find the block."""
+    if request.salt is None and request.adapter is None:
+        return keys
+    return tuple((request.salt, request.adapter, key) for key in keys)

@@ -71,9 +71,9 @@ class Job:
         """Hand the sequences to the engine. A streamed answer gets its head now, as engines send it."""
         ask, engine = self._ask, self._setting.realtime.engine
         self._setting.open.add(self)
-        keyed = engine.settings.prefix_cache
+        size, keyed = engine.settings.block_tokens, engine.settings.prefix_cache
         for choice in self._choices:
-            keys = block_keys(choice.prompt, engine.settings.block_tokens) if keyed else ()
+            keys = block_keys(choice.prompt, size) if keyed else ()
             request = Request(
                 id=f"{number}-{choice.index}",
                 prompt_tokens=prompt_tokens(choice.prompt),
@@ -83,6 +83,7 @@ class Job:
                 salt=ask.salt,
                 adapter=adapter,
                 priority=ask.priority,
+                grown=choice.grown(keys, size) if keyed else None,
             )
             run = Run(self, choice)
             run.sequence = self._setting.realtime.submit(request, run)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from providers.simulated.ask import Ask, Kind, fixed_tokens, prompt_tokens
 from providers.simulated.chance import log_normal, seed_of
 from providers.simulated.errors import ApiError
 from providers.simulated.service import Lengths, ServiceSettings
-from providers.simulated.text import TOKEN_BYTES, word
+from providers.simulated.text import TOKEN_BYTES, block_keys, padded, word
 
 
 @dataclass(slots=True)
@@ -37,6 +38,12 @@ class Choice:
         if self.fixed is None:
             return "".join([word(self.seed, self.offset + position) for position in range(tokens)])
         return self.fixed[: TOKEN_BYTES * tokens]
+
+    def grown(self, keys: tuple[Hashable, ...], block_tokens: int) -> Callable[[int], tuple[Hashable, ...]]:
+        """`Request.grown` for this answer behind a prompt with these block keys."""
+        rest = self.prompt[len(keys) * block_tokens * TOKEN_BYTES :]
+        after = keys[-1] if keys else 0
+        return lambda tokens: block_keys(rest + padded(self.text(tokens).encode()), block_tokens, after)
 
 
 def plan_choices(ask: Ask, settings: ServiceSettings, chance: int) -> list[Choice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -26,7 +26,9 @@ class Request:
     prompt and ends (an embedding). `max_tokens` is what the client allowed, read when cache is reserved and when the
     context is checked; None is the same as `output_tokens`. `keys` name the whole blocks of the prompt from its start:
     equal keys at the front mean equal prompts up to there. `salt` keeps the prompts of two namespaces apart, `adapter`
-    names a LoRA adapter, `priority` is lower-first and only read by priority scheduling.
+    names a LoRA adapter, `priority` is lower-first and only read by priority scheduling. `grown` is asked when the
+    sequence leaves, with a number of output tokens: it gives the keys of the whole blocks behind those of `keys` in
+    prompt and output together, so that a conversation's next prompt finds the answer cached; None keeps prompts alone.
     """
 
     id: str
@@ -37,6 +39,7 @@ class Request:
     salt: str | None = None
     adapter: str | None = None
     priority: int = 0
+    grown: Callable[[int], tuple[Hashable, ...]] | None = None
 
 
 class Refused(ValueError):
@@ -70,7 +73,7 @@ class Sequence:
     generated: int = 0
     """Output tokens so far. Survives preemption."""
     fresh: int = 0
-    """Output tokens that the last step in which it took part added."""
+    """Output tokens that the last step in which it took part added; more than one only with speculative decoding."""
     computed: int = 0
     """While in PREFILL: tokens whose cache is there. In DECODE it is prompt + generated - 1, see `held_tokens`."""
     goal: int = 0
@@ -82,9 +85,9 @@ class Sequence:
     room: int = 0
     """In DECODE: tokens that still fit into its blocks."""
     published: int = 0
-    """Leading prompt blocks that are already published or were found published."""
+    """Leading blocks that are already published or were found published."""
     keys: tuple[Hashable, ...] = ()
-    """Keys of the prompt's whole blocks, salt and adapter mixed in."""
+    """Keys of the prompt's whole blocks, salt and adapter mixed in; after a preemption those of the output too."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it was first admitted."""
     preemptions: int = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from providers.simulated import control
@@ -27,6 +28,7 @@ from providers.simulated.realtime import RealTime
 from providers.simulated.record import Record, Records
 from providers.simulated.sequence import Refused
 from providers.simulated.service import Flavour, ServiceSettings
+from providers.simulated.settings import Scheduling
 
 Route = Callable[["SimulatedServer", Exchange], None]
 
@@ -224,7 +226,7 @@ class SimulatedServer:
                 raise broken
             if not self.warm:
                 raise ApiError(503, "The engine is starting.", code="server_is_overloaded")
-            ask = read_ask(kind, fields)
+            ask = self._ranked(read_ask(kind, fields), exchange)
             adapter = self._adapter(ask.model)
             choices = plan_choices(ask, self.settings, mix(self.settings.seed ^ 0xA5, number))
             bound = self.settings.max_waiting
@@ -244,6 +246,20 @@ class SimulatedServer:
                 return
             body = error_body(error, account=self._account)
             exchange.respond(error.status, body, headers=(("x-request-id", record.id), *error.headers))
+
+    def _ranked(self, ask: Ask, exchange: Exchange) -> Ask:
+        """The priority header stands above the body; an engine that serves by arrival refuses any."""
+        header = exchange.headers.get("x-vllm-priority")
+        if header is not None and not self._account:
+            try:
+                ask = replace(ask, priority=int(header))
+            except ValueError:
+                raise ApiError(400, "The priority header must be an integer.", param="priority") from None
+        if ask.priority and self.settings.engine.scheduling is not Scheduling.PRIORITY:
+            raise ApiError(
+                400, f"Got priority {ask.priority} but priority scheduling is not enabled here.", param="priority"
+            )
+        return ask
 
     def _limit_headers(self, ask: Ask, maximum: int) -> tuple[tuple[str, str], ...]:
         if not self._account:

@@ -50,14 +50,15 @@ def padded(raw: bytes) -> bytes:
     return raw + b"\0" * (TOKEN_BYTES - over) if over else raw
 
 
-def block_keys(prompt: bytes, block_tokens: int) -> tuple[Hashable, ...]:
-    """Keys of the whole blocks of a padded prompt: each stands for its own bytes and everything before them.
+def block_keys(prompt: bytes, block_tokens: int, after: Hashable = 0) -> tuple[Hashable, ...]:
+    """Keys of the whole blocks of a padded text: each stands for its own bytes and everything before them.
 
-    They are equal for equal beginnings within one process, which is as far as one engine's cache reaches.
+    They are equal for equal beginnings within one process, which is as far as one engine's cache reaches. With `after`
+    the text goes on behind the block of that key.
     """
     size = block_tokens * TOKEN_BYTES
     keys: list[Hashable] = []
-    before = 0
+    before = after
     for start in range(0, len(prompt) - size + 1, size):
         before = hash((before, prompt[start : start + size]))
         keys.append(before)
