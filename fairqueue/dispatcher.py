@@ -312,7 +312,7 @@ class Dispatcher:
     def _grant_waiting(self, item: Item, replica: Replica, now: float, guaranteed: bool) -> Ticket:
         flow = item.flow
         assert flow is not None
-        self._waiting.remove(item, now)
+        self._waiting.remove(item, now, granted=True)
         self.rate.granted(item.cost, now, still_waiting=self._waiting.length > 0)
         if item.bypassed:
             self.drop_claim(item)

@@ -73,12 +73,13 @@ class Tenant:
 class Flow:
     """One tenant's requests of one class. Invariant: `mark` is non-zero exactly while it has a valid heap entry."""
 
-    __slots__ = ("backlog", "counter", "heap", "index", "items", "mark", "tenant")
+    __slots__ = ("backlog", "counter", "heap", "index", "items", "lifted", "mark", "tenant")
 
     def __init__(self, tenant: Tenant, index: int) -> None:
         self.tenant = tenant
         self.index = index  # of its class
         self.counter = 0.0  # c, cost units / weight
+        self.lifted = 0.0  # by how much it was lifted when it began to wait; 0 once anything of it was granted
         self.mark = 0
         self.backlog = 0.0  # cost units waiting
         self.items: dict[int, Item] = {}  # by seq; the truth about who waits
@@ -164,6 +165,7 @@ class FairQueue:
         """The item starts to wait. A flow that was empty is lifted to V."""
         if not flow.items:
             if flow.counter < self.virtual:
+                flow.lifted = self.virtual - flow.counter
                 flow.counter = self.virtual
             self.flows += 1
             self.weight += flow.tenant.weight
@@ -175,15 +177,19 @@ class FairQueue:
         self.length += 1
         self.backlog += item.cost
 
-    def remove(self, item: Item) -> None:
-        """The item waits no longer, for whatever reason. Charges nothing."""
+    def remove(self, item: Item, *, granted: bool) -> None:
+        """The item waits no longer. Charges nothing. A flow that leaves with nothing granted takes its lift back."""
         flow = item.flow
         assert flow is not None
         item.flow = None
         flow.discard(item)
         self.length -= 1
         self.backlog -= item.cost
+        if granted:
+            flow.lifted = 0.0
         if not flow.items:
+            flow.counter -= flow.lifted
+            flow.lifted = 0.0
             flow.mark = 0
             self.flows -= 1
             if self.flows:

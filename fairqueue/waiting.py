@@ -74,12 +74,12 @@ class Waiting:
         self.expiry.add(item, self.length)
         return flow.head() is item
 
-    def remove(self, item: Item, now: float) -> None:
-        """The item waits no longer, for whatever reason."""
+    def remove(self, item: Item, now: float, *, granted: bool = False) -> None:
+        """The item waits no longer, granted or not."""
         flow = item.flow
         assert flow is not None
         tenant = flow.tenant
-        self.queues[flow.index].remove(item)
+        self.queues[flow.index].remove(item, granted=granted)
         self.length -= 1
         self.cost -= item.cost
         tenant.waiting -= 1
