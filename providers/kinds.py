@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from providers.anthropic import AnthropicKind
+from providers.azure import AzureKind
+from providers.bedrock import BedrockKind
 from providers.engines import FACTS, Facts
 from providers.exchange import Call, Failure, Headers, Outgoing, Reader, Upstream
+from providers.gemini import GeminiKind
 from providers.openai import OpenAIKind
 
 
@@ -36,9 +40,10 @@ class Kind(Protocol):
         """What an answer of any other status means."""
 
 
-_KINDS: Mapping[str, Kind] = MappingProxyType(
-    {name: OpenAIKind(name) for name in FACTS if name not in ("anthropic", "gemini", "bedrock")}
+_OF_THEIR_OWN: Mapping[str, Kind] = MappingProxyType(
+    {"azure": AzureKind("azure"), "anthropic": AnthropicKind(), "gemini": GeminiKind(), "bedrock": BedrockKind()}
 )
+_KINDS: Mapping[str, Kind] = MappingProxyType({name: _OF_THEIR_OWN.get(name) or OpenAIKind(name) for name in FACTS})
 
 
 def kind_named(name: str) -> Kind:

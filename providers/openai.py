@@ -209,7 +209,7 @@ class OpenAIKind:
 
     def prepare(self, call: Call, upstream: Upstream) -> Outgoing:
         """The request for one attempt. Raises Unsupported for an endpoint the kind does not have."""
-        facts = FACTS[self.name]
+        facts = self.dialect(upstream)
         if call.endpoint not in facts.endpoints:
             raise Unsupported("endpoint", f"{call.endpoint} is not served by {self.name} upstreams")
         streams = _streams(call, upstream)
@@ -221,6 +221,10 @@ class OpenAIKind:
             body=call.raw if body is None else orjson.dumps(body),
             streams=streams,
         )
+
+    def dialect(self, upstream: Upstream) -> Facts:
+        """What the upstream itself can do, where that depends on more than its kind."""
+        return FACTS[self.name]
 
     def path(self, call: Call, upstream: Upstream) -> str:
         """Path and query of the call."""
