@@ -4,23 +4,25 @@ Load is work, not requests: prompt tokens not yet through prefill, plus a part (
 which is what a held token costs in later decode steps against a prompt token's prefill. The views handed in count every
 own dispatch at once and other gateways' by the last scrape, so grants between two scrapes do not herd.
 
-A prompt's *home* is the replica that holds its longest known beginning; where none does, or all do alike, it is the
-first replica that the hash ring offers from the prompt's key. The home is taken if, counting the request itself (w),
+A prompt's *home* is the replica that holds its longest known beginning. It is taken if, with the request itself (w),
 
     load + w <= 1.25 * (sum of loads + w) / n
 
-so a hot prefix spills to the next replica before it hurts. Where nothing passes, as in a near idle pool, the best by
+so a hot prefix spills to the next replica before it hurts. In a pool that is far from full the average is so small that
+one long prompt exceeds it; there the home is also taken up to the largest request lately sent beyond the bound, as long
+as what waits there beyond the emptiest peer's is at most `worth` times the prefill it saves. A replica is therefore
+never loaded beyond 1.25 of the average by more than one request. Otherwise the best by
 
     0.5 * share of the prompt held + 0.3 * free KV + 0.2 * (1 - load / greatest load)
 
-is taken among the best holders, the ring's choice and two random ones, of those with load <= 1.25 * (sum + w) / n.
-No replica is therefore ever loaded beyond 1.25 of the average by more than one request.
+is taken among the home, the least loaded and two random ones, of those with load <= 1.25 * (sum + w) / n.
 
-Without a prefix to find, the least loaded is taken, or with several gateways the better of two at random: their views
-of each other are seconds old, and all choosing the least would choose the same one. One request in a hundred ignores
-its prefix, to learn. A home that lately answered later than its peers, by more than one and a half times the prefill it
-saves, is passed by. Replicas with speculative decoding are preferred by the interactive class while what they accept
-and how few they run say that speculation wins.
+A beginning that nobody holds, or all do alike, gives no home. Then the least loaded is taken, and by several gateways
+the first replica within the bound that the hash ring offers from the prompt's key: they agree on it without talking.
+Without any key, several gateways take the better of two at random: their views of each other are seconds old, and all
+choosing the least would choose the same one. One request in a hundred ignores its prefix, to learn. A home that lately
+answered later than its peers, by more than `penalty` times the prefill it saves, is passed by. Replicas that decode
+speculatively are preferred by the interactive class while what they accept and how few they run say that it wins.
 """
 
 from __future__ import annotations
@@ -77,11 +79,13 @@ class BalanceSettings:
     """The numbers of a choice."""
 
     factor: float = 1.25
-    kv_weight: float = 0.25
+    kv_weight: float = 0.1
     """Load of one held KV token, in prompt tokens."""
     explore: float = 0.01
     instances: int = 1
     """Gateways that share the pool."""
+    worth: float = 2.0
+    """Times the prefill a hit saves: how much more prefill may wait at the home than at the emptiest peer."""
     penalty: float = 1.5
     """Times the prefill time a hit saves: how much later a home may answer than its peers."""
     prefill_tokens_per_s: float | None = None
@@ -111,7 +115,8 @@ class Chooser:
     """The replica choice of one pool. Calling it changes nothing but which probes are taken; tell it by `sent`."""
 
     __slots__ = (
-        "_adapters", "_index", "_late", "_replicas", "_ring", "_settings", "_speculative", "_typical", "_uniform",
+        "_adapters", "_index", "_largest", "_late", "_replicas", "_ring", "_settings", "_speculative", "_typical",
+        "_uniform",
     )  # fmt: skip
 
     def __init__(
@@ -135,6 +140,8 @@ class Chooser:
         self._speculative: dict[str, bool] = {}
         """Replicas that speculate, and whether it wins now."""
         self._typical = 1000.0
+        self._largest = 0.0
+        """Load of the largest request sent lately; forgotten over about a thousand."""
         """Tokens of an ordinary request, for replicas that do not know their KV."""
 
     def configure(self, settings: BalanceSettings) -> None:
@@ -156,7 +163,7 @@ class Chooser:
                 views = self._with_adapter(item.adapter, views, now)
             if self._speculative and item.cls == "interactive":
                 views = [view for view in views if self._speculative.get(view.name)] or views
-        name = views[0].name if len(views) == 1 else self._choose(item, views, now)
+        name = self._choose(item, views, now) if len(views) > 1 else views[0].name
         if watchful and self._replicas is not None:
             self._replicas.chosen(name, item.cls, now)
         return name
@@ -165,6 +172,8 @@ class Chooser:
         """A request was sent to `name`: its prompt will be in the cache there."""
         tokens = item.demand.prompt_tokens
         self._typical += 0.02 * (tokens - self._typical)
+        whole = tokens * (1.0 + self._settings.kv_weight)
+        self._largest = whole if whole > self._largest else self._largest + 0.001 * (whole - self._largest)
         if self._index is not None and isinstance(item.affinity, Affinity):
             self._index.sent(name, item.affinity, tokens)
 
@@ -215,11 +224,21 @@ class Chooser:
         limit = settings.factor * (total + whole) / len(views)
         held = self._held(affinity, views, loads)
         if held.home is None:
+            if self._index is not None and settings.instances == 1:
+                return views[self._by_load(loads)].name
             held = held._replace(home=self._on_ring(affinity, views, loads, limit - whole))
         home = held.home
-        if home is not None and loads[home] + whole - held.tokens <= limit and not self._is_late(views, held, now):
-            return views[home].name
-        return views[self._best(views, loads, limit, held, tokens, now)].name
+        if home is not None:
+            if self._late and self._is_late(views, held, now):
+                return self._choose(item, [view for at, view in enumerate(views) if at != home], now)
+            over = loads[home] + whole - limit
+            if over <= 0.0:
+                return views[home].name
+            if held.tokens and over <= self._largest:
+                quickest = min(view.prefill_waiting for view in views)
+                if views[home].prefill_waiting - quickest <= settings.worth * held.tokens:
+                    return views[home].name
+        return views[self._best(views, loads, limit, held, tokens)].name
 
     def _held(self, affinity: int, views: Sequence[View], loads: list[float]) -> _Held:
         """The longest beginning held by some of `views`. No home where nobody holds any or all hold the same."""
@@ -265,9 +284,7 @@ class Chooser:
                 return at
         return first
 
-    def _best(
-        self, views: Sequence[View], loads: list[float], limit: float, held: _Held, tokens: int, now: float
-    ) -> int:
+    def _best(self, views: Sequence[View], loads: list[float], limit: float, held: _Held, tokens: int) -> int:
         """The best score among the home, the least loaded and two random ones, of those within the bound."""
         least = min(range(len(views)), key=loads.__getitem__)
         some = {least, self._random(len(views)), self._random(len(views))}
@@ -276,7 +293,7 @@ class Chooser:
         greatest = max(loads) or 1.0
         best, best_score = least, -1.0
         for at in some:
-            if loads[at] > limit or (at == held.home and self._is_late(views, held, now)):
+            if loads[at] > limit:
                 continue
             view = views[at]
             prefix = 0.1 if at == held.home else 0.0

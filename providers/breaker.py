@@ -27,16 +27,9 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Protocol
 
-from providers.health import DEFAULT, EVENT_OF, BreakerKey, BreakerSettings, BreakerSnapshot, Event, State
+from providers.health import DEFAULT, BreakerKey, BreakerSettings, BreakerSnapshot, Event, State
 from providers.route import Skip, SkipReason
 from providers.window import Baseline, Window
-
-# fmt: off
-__all__ = [
-    "DEFAULT", "EVENT_OF", "TABLE", "Breaker", "BreakerKey", "BreakerSettings", "BreakerSnapshot", "Breakers",
-    "Event", "Guard", "Move", "Permit", "State",
-]
-# fmt: on
 
 
 class Move(StrEnum):
@@ -230,8 +223,11 @@ class Breaker:
             self.until = min(self.until, now)
 
     def trip(self, now: float, cause: str) -> None:
-        """Open because of something known from elsewhere: all replicas are down, or another instance has tripped."""
+        """Open because of something known from elsewhere: no replica is left, or another instance has tripped. So the
+        return is as gradual as after failures; `reachable` may shorten it.
+        """
         if self.state in (State.CLOSED, State.RAMPING):
+            self._connects = self._settings.connect_errors
             self._open(now, cause, False)
 
     def reset(self, now: float) -> None:

@@ -3,7 +3,7 @@
 A prompt is cut at growing boundaries (every 256 tokens up to 2,048, then each a quarter longer, to about 160 k). The
 hash of what stands before a boundary names that prefix; each hash is made from the one before, so equal hashes mean
 equal beginnings, and a prompt of n tokens costs O(log n) entries however long it is. Salt and adapter stand at the
-start of the chain and every field is framed by its length: two tenants never share a name, nor can one craft another's.
+start of the chain, framed by their lengths: two tenants never share a name, nor can one craft another's.
 
 The index keeps, per replica, the prefixes it was sent, least recently used first, within the smaller of the replica's
 own cache and its part of the cap. That is a guess at the engine's cache; where the engine reports its hits the guess is
@@ -87,8 +87,9 @@ def affinity(
     size = 0
     for piece in pieces:
         data = piece.encode() if isinstance(piece, str) else piece
-        parts.append(len(data).to_bytes(8, "big"))
         parts.append(data)
+        # Behind the piece, or two texts that begin alike and differ in length would share nothing.
+        parts.append(len(data).to_bytes(8, "big"))
         size += len(data) + 8
         if size >= last:
             break
@@ -219,7 +220,8 @@ class PrefixIndex:
             self._trim(held, len(held.order) // 2)
             held.trust = 0.5
 
-    def __len__(self) -> int:
+    @property
+    def entries(self) -> int:
         """Entries (replica, prefix) held now."""
         return sum(len(held.order) for held in self._replicas.values())
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from providers.breaker import TABLE, Breaker, BreakerKey, Breakers, BreakerSettings, Event, Move, Permit, State
+from providers.breaker import TABLE, Breaker, Breakers, Move, Permit
 from providers.exchange import FailureKind
-from providers.health import EVENT_OF
+from providers.health import EVENT_OF, BreakerKey, BreakerSettings, Event, State
 from providers.route import SkipReason
 
 
@@ -20,12 +20,16 @@ def breaker(**kwargs: float) -> Breaker:
     return Breaker(lambda: 0.5, BreakerSettings(), **kwargs)  # type: ignore[arg-type]
 
 
+def state(made: Breaker) -> State:
+    return made.state
+
+
 def opened(at: float = 0.0) -> Breaker:
     """A breaker that five refused connections have opened at `at`; it may be probed five seconds later."""
     made = breaker()
     for _ in range(5):
         made.record(Event.CONNECT, at)
-    assert made.state is State.OPEN
+    assert state(made) is State.OPEN
     return made
 
 
@@ -35,16 +39,16 @@ def probed(made: Breaker, at: float) -> None:
         permit = made.enter("batch", at)
         assert permit is not None
         permit.end(Event.OK, at)
-    assert made.state is State.RAMPING
+    assert state(made) is State.RAMPING
 
 
 def test_it_opens_on_the_failure_that_crosses_half_of_twenty() -> None:
     made = breaker()
     for n in range(19):
         made.record(Event.OK if n < 10 else Event.FAILURE, n * 0.1)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
     made.record(Event.FAILURE, 2.0)
-    assert made.state is State.OPEN
+    assert state(made) is State.OPEN
     assert made.cause == "10 of 20 answers failed"
 
 
@@ -52,9 +56,9 @@ def test_it_opens_on_a_good_answer_too_when_that_one_makes_the_sample_large_enou
     made = breaker()
     for n in range(19):
         made.record(Event.FAILURE if n < 12 else Event.OK, n * 0.1)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
     made.record(Event.OK, 2.0)
-    assert made.state is State.OPEN
+    assert state(made) is State.OPEN
 
 
 def test_failures_older_than_the_window_are_forgotten() -> None:
@@ -63,7 +67,7 @@ def test_failures_older_than_the_window_are_forgotten() -> None:
         made.record(Event.FAILURE, n * 0.01)
     for n in range(25):
         made.record(Event.OK, 31.0 + n)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
     assert made.snapshot(56.0).failures == 0
 
 
@@ -74,9 +78,9 @@ def test_five_connect_errors_in_a_row_open_it_without_a_sample() -> None:
     made.record(Event.OK, 1.0)
     for _ in range(4):
         made.record(Event.CONNECT, 2.0)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
     made.record(Event.CONNECT, 2.0)
-    assert made.state is State.OPEN
+    assert state(made) is State.OPEN
 
 
 def test_a_connect_error_counts_twice() -> None:
@@ -85,7 +89,7 @@ def test_a_connect_error_counts_twice() -> None:
         made.record(Event.OK, n * 0.1)
         if n % 2:
             made.record(Event.CONNECT, n * 0.1)
-    assert made.state is State.OPEN
+    assert state(made) is State.OPEN
     assert made.cause == "10 of 20 answers failed"
 
 
@@ -94,7 +98,7 @@ def test_the_callers_faults_cancels_and_rate_limits_never_open_it(event: Event) 
     made = breaker()
     for n in range(1000):
         made.record(event, n * 0.01)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
     assert made.snapshot(10.0).answers == 0
 
 
@@ -104,7 +108,7 @@ def test_ninety_percent_cancelling_clients_do_not_open_it() -> None:
         permit = made.enter("interactive", n * 0.05)
         assert permit is not None
         permit.end(Event.NEUTRAL if n % 10 else Event.OK, n * 0.05)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
 
 
 def test_a_429_storm_moves_traffic_away_without_opening() -> None:
@@ -166,7 +170,7 @@ def test_a_barred_target_is_tried_by_one_request_a_minute_and_comes_back_when_it
     second = made.enter("interactive", 121.0)
     assert second is not None
     second.end(Event.OK, 122.0)
-    assert made.state is State.RAMPING
+    assert state(made) is State.RAMPING
 
 
 def test_slow_is_judged_against_prompts_of_the_same_size() -> None:
@@ -176,10 +180,10 @@ def test_slow_is_judged_against_prompts_of_the_same_size() -> None:
         made.record(Event.OK, n * 1.0, ttft=4.0, prompt_tokens=50_000)
     for n in range(40):  # four seconds is usual for the long ones
         made.record(Event.OK, 100 + n * 0.1, ttft=4.2, prompt_tokens=50_000)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
     for n in range(40):
         made.record(Event.OK, 200 + n * 0.1, ttft=4.2, prompt_tokens=500)
-    assert made.state is State.OPEN
+    assert state(made) is State.OPEN
     assert "were slow" in made.cause
 
 
@@ -189,7 +193,7 @@ def test_slower_than_usual_but_within_the_goal_is_not_slow() -> None:
         made.record(Event.OK, n * 1.0, ttft=0.05, prompt_tokens=500)
     for n in range(100):
         made.record(Event.OK, 100 + n * 0.1, ttft=0.9, prompt_tokens=500)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
 
 
 def test_a_target_that_is_merely_slow_is_a_last_resort_and_not_refused() -> None:
@@ -198,7 +202,7 @@ def test_a_target_that_is_merely_slow_is_a_last_resort_and_not_refused() -> None
         made.record(Event.OK, n * 0.1 - 100.0, ttft=0.05, prompt_tokens=500)
     for n in range(20):
         made.record(Event.OK, n * 0.1, ttft=5.0, prompt_tokens=500)
-    assert made.state is State.OPEN
+    assert state(made) is State.OPEN
     skip = made.hindrance("interactive", 2.0)
     assert skip is not None
     assert skip.soft
@@ -234,7 +238,7 @@ def test_probes_go_1_2_4_8_and_each_step_waits_for_the_one_before() -> None:
         assert made.enter("batch", now) is None
         assert permits[-1] is not None
         permits[-1].end(Event.OK, now)
-    assert made.state is State.RAMPING
+    assert state(made) is State.RAMPING
 
 
 def test_probes_are_taken_from_the_lowest_class_while_it_sends_any() -> None:
@@ -253,7 +257,7 @@ def test_a_probe_is_decided_at_its_first_token_and_can_still_fail_after_it() -> 
     second = made.enter("batch", 5.4)
     assert second is not None
     first.end(Event.FAILURE, 6.0)
-    assert made.state is State.OPEN
+    assert state(made) is State.OPEN
     assert made.trips == 1
 
 
@@ -264,7 +268,7 @@ def test_a_cancelled_probe_gives_its_place_back() -> None:
     assert made.enter("batch", 5.0) is None
     permit.end(Event.NEUTRAL, 5.5)
     assert made.enter("batch", 5.5) is not None
-    assert made.state is State.HALF_OPEN
+    assert state(made) is State.HALF_OPEN
 
 
 def test_a_probe_nobody_reported_on_gives_its_place_back_in_time() -> None:
@@ -284,9 +288,9 @@ def test_late_reports_from_before_the_opening_say_nothing_new() -> None:
     for permit in early:
         assert permit is not None
         permit.end(Event.FAILURE, 6.5)
-    assert made.state is State.HALF_OPEN
+    assert state(made) is State.HALF_OPEN
     probe.end(Event.OK, 7.0)
-    assert made.state is State.HALF_OPEN
+    assert state(made) is State.HALF_OPEN
 
 
 def test_traffic_comes_back_little_by_little_after_a_clean_minute() -> None:
@@ -300,7 +304,7 @@ def test_traffic_comes_back_little_by_little_after_a_clean_minute() -> None:
     skip = next(s for n in range(100) if (s := made.hindrance("interactive", 67.0, n / 100)))
     assert (skip.reason, skip.soft) == (SkipReason.SLOW_START, True)
     assert made.allows("interactive", 74.1, 0.99)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
 
 
 def test_a_failure_while_ramping_starts_the_clean_minute_anew() -> None:
@@ -337,7 +341,7 @@ def test_k_is_forgiven_one_for_five_clean_minutes() -> None:
     probed(made, made.until)
     closed = made.since + 70.0
     assert made.allows("batch", closed, 0.99)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
     for _ in range(5):
         made.record(Event.CONNECT, closed + 601.0)
     assert made.trips == 1
@@ -412,7 +416,7 @@ def test_no_illegal_edge_no_probe_too_many_no_time_outside_the_jitter(
         if what == "enter":
             permit = made.enter("batch" if which % 2 else "interactive", now, which / 31, last_resort=False)
             if permit is not None:
-                assert made.state is not State.OPEN
+                assert state(made) is not State.OPEN
                 running.append(permit)
         elif what == "record":
             for _ in range(which if harsh else 1):
@@ -439,5 +443,5 @@ def test_nothing_but_failures_ever_opens_it(events: list[Event]) -> None:
     made = breaker()
     for n, event in enumerate(events):
         made.record(event, n * 0.1)
-    assert made.state is State.CLOSED
+    assert state(made) is State.CLOSED
     assert math.isinf(made.since)

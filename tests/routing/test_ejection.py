@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from providers.breaker import Event, State
 from providers.ejection import Replicas
+from providers.health import Event, State
 from providers.route import SkipReason
 
 

@@ -147,7 +147,7 @@ def test_a_later_tier_comes_first_when_the_wait_before_it_is_too_long() -> None:
 def test_an_unknown_wait_becomes_patience() -> None:
     spilling = route(Tier((SMALL,)), Tier((LARGE,), after_s=2.0))
     for wait in (None, lambda target, now: None, lambda target, now: 0.5):
-        plan = candidates(spilling, Needs(1), fine, 0.0, 0.5, wait)  # type: ignore[arg-type]
+        plan = candidates(spilling, Needs(1), fine, 0.0, 0.5, wait)
         assert [(leg.target, leg.tier, leg.patience_s) for leg in plan.legs] == [(SMALL, 0, 2.0), (LARGE, 1, None)]
 
 
