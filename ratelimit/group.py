@@ -189,15 +189,20 @@ def raise_to(group: Group, reserved: Amounts, so_far: Amounts, holds: Holds, now
     return raised, tuple(new_holds)
 
 
-def reprice(group: Group, first: Holds, holds: Holds, old: int, new: int, worst: int, streamed: int) -> Holds:
-    """Hold the price of the chosen target instead: its estimate `new`, or its worst case where `first` was one.
+def price_hold(first: int, old: int, new: int, worst: int, streamed: int) -> int:
+    """What is held once a target is chosen: its estimate `new`, or its worst case if `first` was one.
 
     `first` is what reserve held at the estimate `old`. A hold never passes that, so the price of a later attempt may
     raise it again but not above what was admitted; it never falls below what has been `streamed`.
     """
+    return max(streamed, min(first, worst if first > old else new))
+
+
+def reprice(group: Group, first: Holds, holds: Holds, old: int, new: int, worst: int, streamed: int) -> Holds:
+    """Hold the price of the chosen target in every budget; see `price_hold`."""
     repriced = []
     for budget, (most, _), (hold, period) in zip(group.money, first, holds, strict=True):
-        target = max(streamed, min(most, worst if most > old else new))
+        target = price_hold(most, old, new, worst, streamed)
         if period == budget.period:
             budget.held += target - hold
         repriced.append((target, period))

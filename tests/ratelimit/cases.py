@@ -336,7 +336,7 @@ CASES = (
 )
 
 
-async def drive(limiter: Limiter, case: Case, settled: Callable[[], Awaitable[None]]) -> None:
+async def drive(limiter: Limiter, case: Case, settled: Callable[[int], Awaitable[None]]) -> None:
     """Run a case. `settled` waits until what progress and settle have handed over has arrived."""
     open_: dict[str, Reservation] = {}
     group = limiter.group(case.limits)
@@ -361,4 +361,4 @@ async def drive(limiter: Limiter, case: Case, settled: Callable[[], Awaitable[No
                 await limiter.reprice(open_[step.request_id], step.micro_usd, step.worst, now)
             case Settle():
                 await limiter.settle(open_[step.request_id], step.actual, now)
-        await settled()
+        await settled(now)

@@ -33,7 +33,7 @@ from tests.ratelimit.cases import (
 )
 
 
-async def _at_once() -> None: ...
+async def _at_once(now: int) -> None: ...
 
 
 @pytest.mark.asyncio

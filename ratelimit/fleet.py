@@ -1,0 +1,268 @@
+"""What one instance of a fleet knows of the shared limits, and what it decides from that alone.
+
+Its leases by hash tag, the groups compiled over them, the open reservations, the outbox, and the agreement for an
+outage. Nothing here waits: the limiter asks the store and hands the answer in; the upkeep does what time makes due.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ratelimit.away import AwayLimits, refuse
+from ratelimit.group import Holds, charge, take, units_of
+from ratelimit.lease import LeasedMoney, LeasedRate, LeasedSlots, new_leased
+from ratelimit.limit import MICROSECONDS, Amounts, Limit, Mode, Reason, Refusal
+from ratelimit.outbox import Outbox
+from ratelimit.reservation import Decider
+from ratelimit.shared import SharedGroup, SharedReservation, hash_tag
+from ratelimit.tag import Tag
+
+IDLE_US = 60 * MICROSECONDS
+"""A group not used for this long, with nothing open, is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSnapshot:
+    """Counters since the start, and what is held now."""
+
+    open: int
+    groups: int
+    leases: int
+    admitted: dict[Decider, int]
+    settled: int
+    refused: dict[Reason, int]
+    swept: int
+    records_lost: int  # reservations the store had no record of when it was told of them
+    unconfirmed: int  # decisions on exact limits that too few replicas confirmed in time
+    shadow_refused: dict[str, int]  # by limit key
+    cut_units: dict[str, int]  # by limit key: units beyond the debt ceiling, never charged
+
+
+class Fleet:
+    """The state of one instance."""
+
+    def __init__(self, instance: str, lease_us: int, *, leasing: bool) -> None:
+        self.instance = instance
+        self.instances = 1  # alive, itself among them, as last counted
+        self.tags: dict[str, Tag] = {}
+        self.groups: dict[tuple[Limit, ...], SharedGroup] = {}
+        self.open: dict[str, SharedReservation] = {}  # exactly the reservations that are not settled
+        self.outbox = Outbox(instance)
+        self.agreed = AwayLimits()
+        self.away = False  # from the first call that failed to the next that is answered
+        self.revision = 0  # counts changes of limits' figures
+        self.admitted: Counter[Decider] = Counter()
+        self.refused: Counter[Reason] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.shadow_refused: Counter[str] = Counter()
+        self.cut: Counter[str] = Counter()
+        self._lease_us = lease_us
+        self._leasing = leasing
+
+    def group(self, limits: Sequence[Limit]) -> SharedGroup:
+        """The compiled form of a principal's limits, with a lease, perhaps empty, on each. See RedisLimiter.group."""
+        wanted = tuple(limits)
+        leases = []
+        for limit in wanted:
+            name = hash_tag(limit)
+            tag = self.tags.get(name)
+            if tag is None:
+                tag = self.tags[name] = Tag(name, self._lease_us)
+            lease = tag.leases.get(limit.key)
+            if lease is None:
+                lease = tag.leases[limit.key] = new_leased(limit)
+            elif lease.limit != limit:
+                lease.reshape(limit)
+                self.revision += 1
+            leases.append(lease)
+        group = self.groups.get(wanted)
+        if group is None:
+            group = self.groups[wanted] = SharedGroup(wanted, leases, self.tags)
+        group.refresh(self.revision)
+        return group
+
+    def opened(self, reservation: SharedReservation) -> SharedReservation:
+        """Keep a reservation; gives the one there is already under its id."""
+        known = self.open.setdefault(reservation.request_id, reservation)
+        if known is reservation:
+            reservation.shared.open += 1
+            self.admitted[reservation.by] += 1
+        return known
+
+    def by_lease(self, request_id: str, group: SharedGroup, amounts: Amounts, now: int) -> SharedReservation | None:
+        """Take everything from leases in hand, or nothing."""
+        for tag in group.tags:
+            if not tag.sent <= now < tag.until:
+                return None
+        holds = take(group, amounts, now)
+        if holds is None:
+            return None
+        for tag in group.tags:
+            tag.used = now
+            tag.takes += 1
+        return SharedReservation(request_id, group, amounts, holds, now, Decider.LEASE, request_id)
+
+    def look_ahead(self, group: SharedGroup) -> bool:
+        """Every eighth time a group's leases are spent: want more of those that are half gone."""
+        wants = False
+        for tag in group.tags:
+            if tag.takes & 7:
+                continue
+            for lease in group.leases:
+                if lease.limit.key in tag.leases and lease.low(self.instances):
+                    tag.wants.add(lease.limit.key)
+                    wants = True
+        return wants
+
+    def by_ceiling(self, group: SharedGroup, amounts: Amounts, now: int) -> Holds | None:
+        """Take the model-wide ceilings from leases in hand; None if they are short."""
+        assert group.ceiling is not None
+        tags = [tag for tag in group.tags if tag is not group.own_tag]
+        if not all(tag.valid(now) for tag in tags):
+            return None
+        holds = take(group.ceiling, amounts, now)
+        if holds is not None:
+            for tag in tags:
+                tag.used = now
+        return holds
+
+    def need_ceiling(self, group: SharedGroup, amounts: Amounts) -> list[tuple[Tag, int]]:
+        """Ask for what a waiting request cannot do without. Gives, per tag, the round of calls that will have asked."""
+        assert group.ceiling is not None
+        rounds = []
+        for tag in group.tags:
+            if tag is group.own_tag:
+                continue
+            for lease in group.ceiling.members:
+                key = lease.limit.key
+                units = units_of(lease.limit.dimension, amounts)
+                if key in tag.leases and units:
+                    tag.needs[key] = tag.needs.get(key, 0) + units
+                    tag.wants.add(key)
+            rounds.append((tag, tag.rounds + 1))
+        return rounds
+
+    def refuse_ceiling(self, group: SharedGroup, amounts: Amounts, now: int) -> Refusal | Holds:
+        """Why the ceilings do not let a request pass; if only shadow limits are short, they are charged and it does."""
+        assert group.ceiling is not None
+        refusals = [
+            lease.refusal(units_of(lease.limit.dimension, amounts), now, group)
+            for lease in group.leases
+            if lease in group.ceiling.members and not lease.limit.shadow
+        ]
+        if not refusals:
+            return charge(group.ceiling, amounts, now)
+        return max(refusals, key=lambda refusal: refusal.wait_us or 0)
+
+    def by_answer(
+        self, request_id: str, store_id: str, group: SharedGroup, amounts: Amounts, answer: Any, now: int
+    ) -> SharedReservation | Refusal:
+        """The reserve script's answer as a verdict. Also learns from it where the limits stand."""
+        code, which, wait, levels, shadows = answer
+        holds = []
+        for lease, level in zip(group.own, levels, strict=True):
+            if isinstance(lease, LeasedMoney):
+                lease.told(level[0], now)
+                holds.append((level[1], level[2]))
+            else:
+                lease.told(level, now)
+        for index in shadows:
+            self.shadow_refused[group.own[index - 1].limit.key] += 1
+        if code >= 2:
+            return self._refused(group.own[which - 1], group, amounts, int(wait), exhausted=code == 3, now=now)
+        if self._leasing and group.own_tag is not None and not group.exact:
+            far = [x.far(self.instances, units_of(x.limit.dimension, amounts), now) for x in group.own]
+            if all(far):
+                group.own_tag.wants.update(lease.limit.key for lease in group.own)
+        made = SharedReservation(request_id, group, amounts, tuple(holds), now, Decider.STORE, store_id)
+        made.levels = group.standings(now)
+        return made
+
+    def _refused(
+        self,
+        lease: LeasedRate | LeasedSlots | LeasedMoney,
+        group: SharedGroup,
+        amounts: Amounts,
+        wait: int,
+        *,
+        exhausted: bool,
+        now: int,
+    ) -> Refusal:
+        limit, reason = lease.limit, Reason.EXCEEDED
+        if isinstance(lease, LeasedMoney):
+            reason = Reason.BUDGET_EXHAUSTED if exhausted else reason
+            if group.own_tag is not None and now - group.own_tag.looked_at > self._lease_us:
+                # Money may be held by the lease of an instance that is no more; a lease call drops such.
+                group.own_tag.looked_at = now
+                group.own_tag.wants.add(limit.key)
+        elif isinstance(lease, LeasedSlots):
+            reason = Reason.CONCURRENCY
+        left = lease.whole.remaining(now) if isinstance(lease, LeasedRate) else lease.standing(now).remaining
+        return Refusal(limit, units_of(limit.dimension, amounts), left, wait, reason, group)
+
+    def by_agreement(
+        self, request_id: str, store_id: str, group: SharedGroup, amounts: Amounts, now: int, *, sent: bool
+    ) -> SharedReservation | Refusal:
+        """The store is away: every limit follows its own mode. `sent`: the store may have taken it all the same."""
+        if not self.away:
+            self.away = True
+            self.agreed.begin(self.instances, [r.shared.limits for r in self.open.values()])
+        limits = [lease.limit for lease in group.leases]
+        if group.away is None or group.away_epoch != self.agreed.epoch:
+            group.away = self.agreed.group(limits, group.leases, now)
+            group.away_epoch = self.agreed.epoch
+        holds = None if group.closed else take(group.away, amounts, now)
+        if holds is None:
+            if sent:
+                self.outbox.close(group, store_id, group.charges(Amounts()))
+            return refuse(limits, group.away, amounts, now)
+        by = Decider.LOCAL if group.away.members or not group.opens else Decider.OPEN
+        held = tuple((amounts.micro_usd, 0) for _ in group.own_money)
+        made = SharedReservation(request_id, group, amounts, held, now, by, store_id)
+        made.told = 1 if sent else 0
+        made.away, made.away_holds, made.away_epoch = group.away, holds, group.away_epoch
+        return made
+
+    def back(self) -> None:
+        """The store answers again."""
+        self.away = False
+
+    def unconfirmed(self, group: SharedGroup) -> Limit | None:
+        """Too few replicas confirmed a decision: the exact limit that would rather refuse, if there is one."""
+        self.counts["unconfirmed"] += 1
+        exact = (lease.limit for lease in group.own if lease.limit.exact)
+        return next((limit for limit in exact if limit.mode is Mode.CLOSED), None)
+
+    def tidy(self, now: int) -> None:
+        """Forget groups nobody uses, then leases and tags nobody refers to that hold nothing."""
+        for limits, group in list(self.groups.items()):
+            if group.open == 0 and now - group.used > IDLE_US:
+                group.live = False
+                del self.groups[limits]
+        needed = {limit.key for group in self.groups.values() for limit in group.limits}
+        for name, tag in list(self.tags.items()):
+            for key, lease in list(tag.leases.items()):
+                if key not in needed and lease.forgettable(now) and not tag.pending:
+                    del tag.leases[key]
+            if not tag.leases and not tag.pending:
+                del self.tags[name]
+        if not self.away:
+            self.agreed.tidy(now)
+
+    def snapshot(self) -> SharedSnapshot:
+        return SharedSnapshot(
+            open=len(self.open),
+            groups=len(self.groups),
+            leases=sum(len(tag.leases) for tag in self.tags.values()),
+            admitted=dict(self.admitted),
+            settled=self.counts["settled"],
+            refused=dict(self.refused),
+            swept=self.counts["swept"],
+            records_lost=self.counts["records_lost"],
+            unconfirmed=self.counts["unconfirmed"],
+            shadow_refused=dict(self.shadow_refused),
+            cut_units=dict(self.cut),
+        )
