@@ -92,10 +92,11 @@ def money(config: Config) -> Iterator[Finding]:
             if real is not None:
                 only = {real: config.models[real]}
                 yield from _priced((*path, "model_limits", model), limits, only, config.unpriced)
+    misspelt = any((tenant.organisation or "") not in {"", *config.organisations} for tenant in config.tenants.values())
     for name, organisation in config.organisations.items():
         members = [tenant for tenant in config.tenants.values() if tenant.organisation == name]
         if not members:
-            if organisation.limits.given():
+            if organisation.limits.given() and not misspelt:
                 yield Finding(("organisations", name), "no tenant in this file belongs to it", warning=True)
             continue
         models = {}

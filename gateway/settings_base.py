@@ -52,7 +52,8 @@ def _model_name(value: str) -> str:
     return value
 
 
-def _above_zero(value: float) -> float:
+def above_zero(value: float) -> float:
+    """A limit of 0 is a way to lock a door that nobody will look for there."""
     if value <= 0:
         raise ValueError("would refuse every request; leave it out for no limit")
     return value
@@ -67,7 +68,7 @@ def _secret(value: SecretStr) -> SecretStr:
     return value
 
 
-def _auto(value: Any) -> Any:
+def auto(value: Any) -> Any:
     """`auto` is written for "find out": the core knows it as None, which is unknown and never zero."""
     return None if value == "auto" else value
 
@@ -82,17 +83,22 @@ def _as_dict(value: Mapping[str, _T], dump: SerializerFunctionWrapHandler) -> An
 
 _Frozen = AfterValidator(_frozen)
 _AsDict = WrapSerializer(_as_dict)
+MOST: Final = 10**12
+"""Bound of plain numbers: far beyond any use, and far inside what whole-number arithmetic of limits takes exactly."""
+MOST_USD: Final = 10**7
+"""Bound of money limits, which are kept in micro-dollars."""
+
 Number = BeforeValidator(_not_a_flag)
-Count = Annotated[int, Number, Field(gt=0)]
-CountOrZero = Annotated[int, Number, Field(ge=0)]
-Positive = Annotated[float, Number, Field(gt=0)]
-PositiveOrZero = Annotated[float, Number, Field(ge=0)]
+Count = Annotated[int, Number, Field(gt=0, le=MOST)]
+CountOrZero = Annotated[int, Number, Field(ge=0, le=MOST)]
+Positive = Annotated[float, Number, Field(gt=0, le=MOST)]
+PositiveOrZero = Annotated[float, Number, Field(ge=0, le=MOST)]
 Share = Annotated[float, Number, Field(ge=0, le=1)]
-LimitCount = Annotated[int, Number, AfterValidator(_above_zero)]
-LimitAmount = Annotated[float, Number, AfterValidator(_above_zero)]
+LimitCount = Annotated[int, Number, Field(le=MOST), AfterValidator(above_zero)]
+LimitAmount = Annotated[float, Number, Field(le=MOST_USD), AfterValidator(above_zero)]
 Milliseconds = Annotated[int, Number, Field(gt=0, le=86_400_000)]
 Port = Annotated[int, Number, Field(ge=0, le=65_535)]
-AutoCount = Annotated[int | None, Number, BeforeValidator(_auto), Field(gt=0)]
+AutoCount = Annotated[Count | None, BeforeValidator(auto)]
 Name = Annotated[str, AfterValidator(_name)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]

@@ -83,7 +83,7 @@ class Limits(Settings):
     """Money in a calendar day (UTC). Needs prices on the models."""
     usd_per_month: LimitAmount | None = None
     """Money in a calendar month (UTC). Needs prices on the models."""
-    burst_s: Positive | None = None
+    burst_s: Annotated[Positive, Field(le=86_400)] | None = None
     """How many seconds' worth of a per-minute limit may be used at once after a rest (60 is the whole minute's); none:
     ten seconds' worth, and never less than one large request."""
     exact: bool = False

@@ -210,32 +210,29 @@ def test_any_text_gives_a_config_or_errors(text: str) -> None:
         assert all("\n" not in line for line in complaints(whole, {}))
 
 
-@given(
-    st.sampled_from(
-        [
-            ("listen", "port"),
-            ("pools", "local", "kind"),
-            ("pools", "local"),
-            ("pools", "vendor", "account", "credentials"),
-            ("models", "chat-large", "tiers"),
-            ("models", "chat-large", "prices"),
-            ("tenants", "acme", "keys"),
-            ("tenants", "acme", "limits"),
-            ("tenants",),
-            ("admin", "key"),
-        ]
-    ),
-    values,
-)
-@settings(max_examples=200, deadline=None)
-def test_any_value_anywhere_gives_a_config_or_errors(path: tuple[str, ...], value: object) -> None:
-    tree = yaml_tree.read(GOOD, ENVIRON).value
+def paths(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Every place in a tree of values."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, item in inner for found in paths(item, (*path, key)))]
+
+
+EXAMPLE = (Path(__file__).parents[2] / "docs" / "config.example.yaml").read_text()
+EVERYWHERE = {"WEIGHBRIDGE_ADMIN_KEY": "k", "AZURE_KEY": "k", **ENVIRON}
+PLACES = [path for path in paths(yaml_tree.read(EXAMPLE, EVERYWHERE).value) if path]
+
+
+@given(st.sampled_from(PLACES), st.one_of(values, st.just("auto")), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_any_value_anywhere_gives_a_config_or_errors(path: tuple[str | int, ...], value: object, extra: bool) -> None:
+    tree = yaml_tree.read(EXAMPLE, EVERYWHERE).value
     spot = tree
     for step in path[:-1]:
         spot = spot[step]
     spot[path[-1]] = value
+    if extra and isinstance(spot, dict):
+        spot[f"{path[-1]}x"] = value
     try:
         text = orjson.dumps(tree).decode()
     except (TypeError, orjson.JSONEncodeError):
         return
-    assert all(line for line in complaints(text))
+    assert all("\n" not in line for line in complaints(text))
