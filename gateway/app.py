@@ -386,9 +386,7 @@ class App:
                 ),
                 now,
             )
-        for replica, usable in parts.members.usable(now).items():
-            core.set_usable(replica, usable, now)
-        parts.gate.pump()
+        parts.gate.usable(parts.members.usable(now))
 
 
 def _request_ids() -> Callable[[], str]:

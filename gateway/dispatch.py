@@ -294,6 +294,8 @@ class Dispatcher:
                 served,
                 whole_pool=len(failed) >= len(pool.replicas),
             )
+            if not pool.members.calm(now):
+                pool.gate.usable(pool.members.usable(now))
 
     def _head(self, run: _Run) -> Headers:
         record = run.record

@@ -7,10 +7,10 @@ A caller that is cancelled while it waits owns nothing; its place in the queue i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fairqueue.admission import Admission, Ticket
-from fairqueue.item import Item, Refusal
+from fairqueue.item import Item, Reason, Refusal
 
 
 class QueueRefused(Exception):
@@ -27,7 +27,7 @@ class Gate:
     def __init__(self, core: Admission, clock: Callable[[], float]) -> None:
         self.core = core
         self._clock = clock
-        self._waiting: dict[int, asyncio.Future[Ticket]] = {}  # by id(item)
+        self._waiting: dict[int, tuple[Item, asyncio.Future[Ticket]]] = {}  # by id(item)
         self._interrupts: dict[int, Callable[[], None]] = {}  # by id(ticket), batch work under way
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -49,7 +49,7 @@ class Gate:
                 self._arm(now)
             return granted
         future: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
-        self._waiting[id(item)] = future
+        self._waiting[id(item)] = (item, future)
         self._preempt(now)
         self._arm(now)
         try:
@@ -65,7 +65,7 @@ class Gate:
             raise
 
     def _grant(self, ticket: Ticket) -> None:
-        future = self._waiting.pop(id(ticket.item), None)
+        _, future = self._waiting.pop(id(ticket.item), (None, None))
         if future is None or future.done():
             # Its coroutine was cancelled in this same turn and has not come to run yet; the
             # cancel handler above finds the future without a result, so the ticket ends here.
@@ -82,7 +82,7 @@ class Gate:
             if refusal.item is new:
                 own = refusal
                 continue
-            future = self._waiting.pop(id(refusal.item), None)
+            _, future = self._waiting.pop(id(refusal.item), (None, None))
             if future is not None and not future.done():
                 future.set_exception(QueueRefused(refusal))
         if own is not None:
@@ -126,6 +126,18 @@ class Gate:
             served=served,
         )
         self._pump(now)
+
+    def usable(self, states: Mapping[str, bool]) -> None:
+        """Which replicas may get work. While none may, waiting is in vain here: those who wait move on."""
+        now = self._clock()
+        for name, state in states.items():
+            self.core.set_usable(name, state, now)
+        if any(states.values()):
+            self._pump(now)
+            return
+        for item, _ in list(self._waiting.values()):
+            if self.core.cancel(item, now):
+                self._refuse([Refusal(item, Reason.NO_REPLICA, 0.0, "every replica of the pool has become unusable")])
 
     def pump(self) -> None:
         """Grants what can be granted now; call after anything that may have made room."""
