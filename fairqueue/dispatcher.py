@@ -28,6 +28,7 @@ Choose = Callable[[Item, Sequence[ReplicaView], float], str]
 
 RECHECK_S = 0.5  # heads found not to fit are looked at again after this long, whatever happened or not
 _SCAN = 8  # heads that fit nowhere, looked past in one call; doubled while nothing else happens
+_BLOCKED = 64  # of them remembered, to count what passes them
 
 
 class Dispatcher:
@@ -91,11 +92,10 @@ class Dispatcher:
                 self.room_grew()
 
     def open(self, now: float) -> list[Replica]:
-        """Replicas that take new work. One whose metrics are lost sits out while another's are not."""
+        """Replicas that take new work. One whose metrics are lost sits out while another's are fresh."""
         replicas = [r for r in self.replicas.values() if r.is_open(now)]
         if len(self.replicas) > 1 and any(r.scraped.lost(now) for r in replicas):
-            seen = [r for r in self.replicas.values() if r.usable and not r.scraped.lost(now)]
-            if seen:
+            if any(r.usable and r.scraped.fresh(now) for r in self.replicas.values()):
                 return [r for r in replicas if not r.scraped.lost(now)]
         return replicas
 
@@ -193,7 +193,7 @@ class Dispatcher:
                 queues[item.flow.index].put_back(item.flow)
         self._want_for_interactive()
         self._fresh.clear()
-        self._blocked = aside[:_SCAN]
+        self._blocked = aside[:_BLOCKED]
         self._clean_version = self._version if replicas else -1
         self._clean_at = now
         self._clean_open = replicas
@@ -202,11 +202,14 @@ class Dispatcher:
         """Nothing has ended since all heads were found not to fit: only new heads are worth a look."""
         flows = sorted({id(f): f for f in self._fresh if f.items}.values(), key=lambda f: (f.index, f.counter))
         self._fresh.clear()
+        if len(self._blocked) > _BLOCKED:
+            self._blocked = [x for x in self._blocked if x.flow is not None][:_BLOCKED]
         for flow in flows:
             while replicas and flow.items:
                 item = flow.head()
                 replica = self.place(item, flow.tenant, replicas, now)
                 if replica is None:
+                    self._blocked.append(item)
                     break
                 ahead = [x for x in self._blocked if x.flow is not None and self._before(x.flow, flow)]
                 tickets.append(self._grant_waiting(item, replica, now, False))

@@ -25,6 +25,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 _BLOCK = 16  # sequences in a profile block when it is split
+_ROUNDING = 1e-3  # tokens: steps are counted in fractions
 _DRIFT = 16  # tokens by which a sequence may leave its expected course before the profile is corrected
 
 
@@ -247,7 +248,7 @@ class Ledger:
                 x._finish = step + x.left
                 x._base = x.own + x.generated - step
             profile = self._profile = Profile(self.running)
-        return profile.fits(need - self._step, self._step + left, limit - self._shared)
+        return profile.fits(need - self._step, self._step + left, limit - self._shared + _ROUNDING)
 
     def peak(self) -> int:
         """The predicted peak in tokens, exactly, for people to look at. O(n log n)."""

@@ -316,6 +316,12 @@ class Replica:
             return False
         if not self.inflight:
             return self.seats.value != 0  # the watchdog: an empty replica takes what it is given
+        if self._seats_full(now):
+            return False
+        return not self._settings.engine or (self.line.is_open(now) and self.pace.is_open(now))
+
+    def _seats_full(self, now: float) -> bool:
+        """Whether its sequences, others' included while a scrape tells of them, use up the limit."""
         held = self.seats_held
         scraped = self.scraped
         if scraped.last is not None:
@@ -323,9 +329,7 @@ class Replica:
             if self._full_at is not None and not scraped.fresh(now):
                 self._full_at = None
                 self.limit_seats()
-        if held >= self.seat_limit:
-            return False
-        return not self._settings.engine or (self.line.is_open(now) and self.pace.is_open(now))
+        return held >= self.seat_limit
 
     def opens_at(self, now: float) -> float | None:
         """When time alone may open it; None = only an event can."""
@@ -333,7 +337,7 @@ class Replica:
             return None
         if now < self._not_before:
             return self._not_before
-        if self.seats_held >= self.seat_limit and self.inflight:
+        if self.inflight and self._seats_full(now):
             return None
         at = self.line.opens_at(now)
         return None if at is None else max(at, self.pace.opens_at(now))
