@@ -30,6 +30,8 @@ from fairqueue.waiting import Waiting
 
 __all__ = ["Admission", "Choose", "PoolSettings", "PoolSnapshot", "Ticket"]
 
+_WATCHDOG_S = 0.5  # a pool in which requests wait is looked at this often, whatever else happens
+
 
 class Admission:
     """Admission to one pool. Synchronous; `now` is monotonic seconds and never goes back."""
@@ -381,7 +383,7 @@ class Admission:
         waiting = self._waiting
         if not waiting.length:
             return None
-        times = [now + RECHECK_S]
+        times = [now + _WATCHDOG_S]
         due = waiting.expiry.next()
         if due is not None:
             times.append(due)
@@ -391,8 +393,10 @@ class Admission:
         if self._dispatcher.unfinished:
             times.append(now)
         for replica in self._replicas.values():
-            if not replica.is_open(now) and (at := replica.opens_at(now)) is not None:
-                times.append(at)  # noqa: PERF401
+            if replica.is_open(now):
+                times.append(now + RECHECK_S)
+            elif (at := replica.opens_at(now)) is not None:
+                times.append(at)
         return max(now, min(times))
 
     def snapshot(self, now: float) -> PoolSnapshot:

@@ -26,7 +26,7 @@ from fairqueue.waiting import Waiting
 
 Choose = Callable[[Item, Sequence[ReplicaView], float], str]
 
-RECHECK_S = 0.5  # heads found not to fit are looked at again after this long, whatever happened or not
+RECHECK_S = 0.1  # heads found not to fit are looked at again after this long: as what runs nears its end, room grows
 _SCAN = 8  # heads that fit nowhere, looked past in one call; doubled while nothing else happens
 _BLOCKED = 64  # of them remembered, to count what passes them
 
@@ -94,9 +94,10 @@ class Dispatcher:
     def open(self, now: float) -> list[Replica]:
         """Replicas that take new work. One whose metrics are lost sits out while another's are fresh."""
         replicas = [r for r in self.replicas.values() if r.is_open(now)]
-        if len(self.replicas) > 1 and any(r.scraped.lost(now) for r in replicas):
-            if any(r.usable and r.scraped.fresh(now) for r in self.replicas.values()):
-                return [r for r in replicas if not r.scraped.lost(now)]
+        if len(self.replicas) < 2 or not any(r.scraped.lost(now) for r in replicas):
+            return replicas
+        if any(r.usable and r.scraped.fresh(now) for r in self.replicas.values()):
+            return [r for r in replicas if not r.scraped.lost(now)]
         return replicas
 
     def scan(self, now: float) -> list[Ticket]:
@@ -116,12 +117,11 @@ class Dispatcher:
                 tickets.append(self._grant_waiting(claimant, replica, now, False))
                 if replica.is_open(now):
                     replicas.append(replica)
-        if (
-            self._version != self._clean_version
-            or replicas != self._clean_open
-            or now - self._clean_at > RECHECK_S
-            or self._scan_limit > _SCAN
-        ):
+        if now - self._clean_at >= RECHECK_S:
+            self._clean_version = -1
+            for replica in replicas:
+                replica.room_grew()
+        if self._version != self._clean_version or replicas != self._clean_open or self._scan_limit > _SCAN:
             self._serve_shares(replicas, tickets, now)
         elif self._fresh:
             self._serve_fresh(replicas, tickets, now)

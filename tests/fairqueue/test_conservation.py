@@ -212,7 +212,7 @@ def test_with_exact_predictions_use_never_exceeds_the_limit_and_no_fitting_head_
     p.set_replica("r0", Capacity(64, 4000, None, 10**9, 16), 0.0)
     live: list[Ticket] = []
     for step in range(150):
-        now = step * 0.01
+        now = step * 0.125  # every step is late enough for another look at what did not fit
         for _ in range(rng.randint(0, 2)):
             p.enqueue(item(rng.choice("abcd"), prompt=rng.randint(1, 900), output=rng.randint(1, 300), at=now), now)
         live += p.dispatch(now)
