@@ -23,7 +23,7 @@ import uvloop
 from aiohttp import web
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from fairqueue.admission import Admission, PoolSnapshot
+from fairqueue.admission import Admission, Choose, PoolSettings, PoolSnapshot
 from fairqueue.capacity import Capacity, Scrape
 from gateway import config as config_file
 from gateway import values
@@ -61,6 +61,8 @@ _HOUSEKEEPING_S = 5.0
 _FIRST_POLL_S = 1.0  # ready is not said before replicas were polled once, or this long
 _BODY_TIMEOUT_S = 30.0
 
+MakeAdmission = Callable[[PoolSettings, Choose], Admission]
+
 
 @dataclass(slots=True)
 class _Parts:
@@ -77,8 +79,17 @@ class _Parts:
 class App:
     """One gateway process. Make it inside a running loop."""
 
-    def __init__(self, config: Config, *, path: Path | None = None, request_log: IO[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        path: Path | None = None,
+        request_log: IO[bytes] | None = None,
+        admission: MakeAdmission = Admission,
+    ) -> None:
+        """`path` is read again on reload; `admission` makes each pool's, which benchmarks replace to compare."""
         self.config = config
+        self._make_admission = admission
         self.path = path
         self.clock = Clock()
         self.instruments = Instruments()
@@ -259,7 +270,7 @@ class App:
         if parts is None:
             members = Replicas(random.random, ttft_slo_s=settings.ttft_slo_s)
             chooser = Chooser(random.random, replicas=members)
-            gate = Gate(Admission(settings, chooser), self.clock.monotonic)
+            gate = Gate(self._make_admission(settings, chooser), self.clock.monotonic)
             parts = self.pools[name] = self._new_parts(name, pool, gate, members, chooser)
         addresses = values.places(pool)
         gate, members = parts.gate, parts.members
