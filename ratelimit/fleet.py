@@ -103,6 +103,7 @@ class Fleet:
         for tag in group.tags:
             tag.used = now
             tag.takes += 1
+            tag.active[group] = None
         return SharedReservation(request_id, group, amounts, holds, now, Decider.LEASE, request_id)
 
     def look_ahead(self, group: SharedGroup) -> bool:
@@ -127,6 +128,7 @@ class Fleet:
         if holds is not None:
             for tag in tags:
                 tag.used = now
+                tag.active[group] = None
         return holds
 
     def need_ceiling(self, group: SharedGroup, amounts: Amounts) -> list[tuple[Tag, int]]:
@@ -197,9 +199,11 @@ class Fleet:
             if group.own_tag is not None and now - group.own_tag.looked_at > self._lease_us:
                 # Money may be held by the lease of an instance that is no more; a lease call drops such.
                 group.own_tag.looked_at = now
-                group.own_tag.wants.add(limit.key)
+                group.own_tag.gives.add(limit.key)
         elif isinstance(lease, LeasedSlots):
             reason = Reason.CONCURRENCY
+        if group.own_tag is not None and lease.spare():
+            group.own_tag.gives.add(limit.key)
         left = lease.whole.remaining(now) if isinstance(lease, LeasedRate) else lease.standing(now).remaining
         return Refusal(limit, units_of(limit.dimension, amounts), left, wait, reason, group)
 

@@ -4,7 +4,8 @@
 --   r: a ticks spent beyond the lease, b ticks given back
 --   c: a slots kept (in use and spare), b slots above those to give up
 --   m: a micro-USD spent since the last call in period b, c micro-USD kept (open and spare)
--- `want` is granted while at least `floor` is left, else as much of `need` as there is: a lease is for when there is plenty.
+-- `want` is granted while at least `floor` is left: a lease is for when there is plenty. Of `need`, which requests are
+-- waiting for, as much is granted as there is.
 -- A call that was seen before changes nothing (its grants are forfeited). Answer: {1, per entry {granted, level, ...}}.
 local now = clock()
 local lease = tonumber(ARGV[4])
@@ -13,7 +14,7 @@ if seen and tonumber(seen) >= tonumber(ARGV[3]) then return {0} end
 redis.call('SET', KEYS[1], ARGV[3], 'PX', text(lease * 2 + 120000))
 
 local function granted(room, want, need, floor)
-  if want > 0 and room >= floor then return math.min(room, want) end
+  if want > 0 and room >= floor then return math.min(room, math.max(want, need)) end
   return math.max(0, math.min(room, need))
 end
 

@@ -75,7 +75,7 @@ def lease_us(between_calls_us: int, shortest_us: int = SHORTEST_LEASE_US) -> int
 class LeasedRate(Bucket):
     """A chunk of a rate, in ticks: room = cap - debt. It earns nothing; what is overdrawn is owed to the store."""
 
-    __slots__ = ("largest", "seen", "whole")
+    __slots__ = ("largest", "whole")
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit)
@@ -84,7 +84,6 @@ class LeasedRate(Bucket):
         self.cap = 0
         self.ceiling = 1 << 200  # debt is cut in the store, not here
         self.largest = 0  # ticks of the dearest recent request: a lease smaller than that serves nobody
-        self.seen = 0  # the debt at the last ask: unchanged means idle
 
     def reshape(self, limit: Limit) -> None:
         old = self.unit
@@ -98,8 +97,8 @@ class LeasedRate(Bucket):
     def forgettable(self, now: int) -> bool:
         return self.cap == self.debt
 
-    def idle(self) -> bool:
-        return self.debt == self.seen
+    def spare(self) -> bool:
+        return self.cap > self.debt
 
     def far(self, instances: int, cost: int, now: int) -> bool:
         """Whether a lease would be granted and serve a request of `cost` units."""
@@ -115,7 +114,6 @@ class LeasedRate(Bucket):
     def ask(self, instances: int, need: int, now: int, *, renew: bool) -> Ask:
         owe = max(0, self.debt - self.cap)
         self.cap += owe
-        self.seen = self.debt
         room = self.cap - self.debt
         back = 0 if renew or need else room
         self.cap -= back
@@ -160,8 +158,8 @@ class LeasedSlots(Slots):
     def forgettable(self, now: int = 0) -> bool:
         return self.amount == 0 and self.used == 0
 
-    def idle(self) -> bool:
-        return self.used == 0
+    def spare(self) -> bool:
+        return self.amount > self.used
 
     def far(self, instances: int, cost: int, now: int) -> bool:
         return chunk(self.limit, instances) > 0 and self.whole.remaining() >= floor(self.limit, instances)
@@ -222,8 +220,8 @@ class LeasedMoney(Budget):
         self.free(now)
         return self.amount == 0 and self.held == 0 and self.spent == 0
 
-    def idle(self) -> bool:
-        return self.held == 0 and self.spent == 0
+    def spare(self) -> bool:
+        return self.amount > self.spent + self.held
 
     def far(self, instances: int, cost: int, now: int) -> bool:
         size = chunk(self.limit, instances)

@@ -129,7 +129,7 @@ class RedisLimiter:
         decided: SharedReservation | Refusal | None = fleet.by_lease(request_id, group, amounts, now)
         if decided is None:
             decided = group.never_fits(amounts) or await self._ask(request_id, group, amounts, now)
-            if group.own_tag is not None and group.own_tag.wants:
+            if group.own_tag is not None and (group.own_tag.wants or group.own_tag.gives):
                 self._wake.set()
         elif fleet.look_ahead(group):
             self._wake.set()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
+from ratelimit.group import Group
 from ratelimit.lease import SHORTEST_LEASE_US, Leased, LeasedMoney, lease_us
 
 PREFIX = "weighbridge:limit:"
@@ -40,13 +41,15 @@ class LeaseCall:
 class Tag:
     """One hash tag: `{o:acme}` or `{m:chat-large}`."""
 
-    __slots__ = ("asked_at", "done", "lasts", "leases", "looked_at", "name", "needs", "pending", "rounds", "sent",
-                 "seq", "shortest_us", "swept", "takes", "until", "used", "wants")  # fmt: skip
+    __slots__ = ("active", "asked_at", "done", "gives", "lasts", "leases", "looked_at", "name", "needs", "pending",
+                 "rounds", "sent", "seq", "shortest_us", "swept", "takes", "until", "used", "wants")  # fmt: skip
 
     def __init__(self, name: str, shortest_us: int = SHORTEST_LEASE_US) -> None:
         self.name = name
         self.leases: dict[str, Leased] = {}  # by limit key: every lease under this tag, the empty ones too
         self.wants: set[str] = set()  # limits that are far from their end and whose lease is short
+        self.active: dict[Group, None] = {}  # whose leases were spent since the last round
+        self.gives: set[str] = set()  # limits whose spare lease stands in the way of a request the store refused
         self.needs: dict[str, int] = {}  # units that waiting requests cannot do without
         self.shortest_us = shortest_us
         self.lasts = shortest_us  # how long the next lease is to last
@@ -71,7 +74,7 @@ class Tag:
 
     def due(self, now: int) -> bool:
         """Whether a lease call has something to say now."""
-        if self.pending or self.wants or self.needs:
+        if self.pending or self.wants or self.needs or self.gives:
             return True
         if not self.until:
             return False
@@ -89,14 +92,17 @@ class Tag:
             return self.pending[0]
         said: list[Leased] = []
         asks: list[object] = []
+        active = self.wants.union(limit.key for group in self.active for limit in group.limits)
         for key, lease in self.leases.items():
             need = self.needs.get(key, 0)
-            if key in self.wants or need or not lease.forgettable(now):
-                renew = (key in self.wants or not lease.idle()) and not give_all
+            if key in self.wants or key in self.gives or need or not lease.forgettable(now):
+                renew = key in active and key not in self.gives and not give_all
                 asks.append([describe(lease), *lease.ask(instances, need, now, renew=renew)])
                 said.append(lease)
         self.wants.clear()
+        self.gives.clear()
         self.needs.clear()
+        self.active.clear()
         if not said:
             self.until = 0
             return None
