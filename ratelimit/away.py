@@ -40,31 +40,26 @@ class LocalRate(Bucket):
 
     def __init__(self, limit: Limit, parts: int, now: int) -> None:
         super().__init__(limit)
-        self.parts = 1
-        self._divide(parts)
-        self.debt, self.at = self._start(), now
+        self._shape(limit, parts)
+        self.debt, self.at = self.start(), now
 
-    def _divide(self, parts: int) -> None:
-        if parts == self.parts:
-            return
-        owed = -(-self.debt // self.unit)
-        self.unit = self.unit // self.parts * parts
+    def _shape(self, limit: Limit, parts: int) -> None:
+        self.reshape(limit)
         self.parts = parts
-        self.cap = self.limit.burst * self.unit
+        self.unit *= parts
+        self.cap = limit.burst * self.unit
         self.ceiling = 2 * self.cap
-        self.debt = owed * self.unit
 
-    def _start(self) -> int:
+    def start(self) -> int:
+        """The debt that leaves just the share."""
         return self.cap - self.cap // self.parts
 
     def begin(self, limit: Limit, parts: int, now: int) -> None:
-        """An outage begins: at most the share, and no more than was left and earned since the last."""
-        self.debt, self.at = self.owed(now), now
-        if limit != self.limit:
-            self._divide(1)
-            self.reshape(limit)
-        self._divide(parts)
-        self.debt = max(self.debt, self._start())
+        """An outage begins: the share, less what was used of it in earlier ones and not earned back since."""
+        used = -(-max(0, self.owed(now) - self.start()) // self.unit)
+        self.debt = 0
+        self._shape(limit, parts)
+        self.debt, self.at = min(self.start() + used * self.unit, self.ceiling), now
 
 
 class AwayLimits:
@@ -133,7 +128,7 @@ class AwayLimits:
     def tidy(self, now: int) -> None:
         """No outage now: forget shares that are whole again, and slots, which are counted anew."""
         for key, state in list(self._states.items()):
-            whole = isinstance(state, LocalRate) and state.owed(now) <= state.cap - state.cap // state.parts
+            whole = isinstance(state, LocalRate) and state.owed(now) <= state.start()
             if whole or isinstance(state, Slots):
                 del self._states[key], self._of_epoch[key]
 

@@ -100,6 +100,9 @@ class LeasedRate(Bucket):
     def spare(self) -> bool:
         return self.cap > self.debt
 
+    def overdrawn(self) -> bool:
+        return self.debt > self.cap
+
     def far(self, instances: int, cost: int, now: int) -> bool:
         """Whether a lease would be granted and serve a request of `cost` units."""
         self.largest = max(cost * self.unit, self.largest - self.largest // 8)
@@ -160,6 +163,9 @@ class LeasedSlots(Slots):
 
     def spare(self) -> bool:
         return self.amount > self.used
+
+    def overdrawn(self) -> bool:
+        return False
 
     def far(self, instances: int, cost: int, now: int) -> bool:
         return chunk(self.limit, instances) > 0 and self.whole.remaining() >= floor(self.limit, instances)
@@ -222,6 +228,9 @@ class LeasedMoney(Budget):
 
     def spare(self) -> bool:
         return self.amount > self.spent + self.held
+
+    def overdrawn(self) -> bool:
+        return self.spent + self.held > self.amount
 
     def far(self, instances: int, cost: int, now: int) -> bool:
         size = chunk(self.limit, instances)

@@ -201,7 +201,8 @@ class RedisLimiter:
     def status(self) -> StoreStatus:
         """Whether the store answers, and what is kept until it does again."""
         fleet = self._fleet
-        mode = StoreMode.AWAY if fleet.away or self._calls.open else StoreMode.SHARED
+        away = fleet.away or self._calls.open or not self._upkeep.ready
+        mode = StoreMode.AWAY if away else StoreMode.SHARED
         return StoreStatus(mode, self._upkeep.ready, self._upkeep.reason, fleet.instances, fleet.outbox.waiting)
 
     @property

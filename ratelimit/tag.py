@@ -78,6 +78,8 @@ class Tag:
             return True
         if not self.until:
             return False
+        if any(self.leases[x.key].overdrawn() for group in self.active for x in group.limits if x.key in self.leases):
+            return True  # requests ran on past their lease: the store must hear of it
         if now >= self.until or now < self.sent:
             return any(not lease.forgettable(now) for lease in self.leases.values())
         return now - self.sent > self.lasts * 2 // 3 and self.used > self.sent
