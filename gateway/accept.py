@@ -114,6 +114,7 @@ class Doorman:
             raise Refused(
                 Outcome.FORBIDDEN, f"The API key's tenant may not use the model '{call.model}'.", param="model"
             )
+        _cap_output(call, entry)
         measured = measure(call.body, len(call.raw), generates=call.endpoint is not Endpoint.EMBEDDINGS)
         estimate = self._estimator.estimate(principal.tenant, entry.name, measured, entry.context)
         record.estimate = estimate
@@ -167,6 +168,28 @@ class Doorman:
         record.finish(Outcome.FINISHED)
         ids: Sequence[tuple[str, str]] = (("x-request-id", record.request_id), ("request-id", record.request_id))
         await http.respond(200, [*ids, _JSON], body)
+
+
+def _cap_output(call: Call, entry: ModelEntry) -> None:
+    """Holds an answer to the model's own maximum: a larger one asked for is refused, one not named is set."""
+    most = entry.max_output
+    if most is None or call.endpoint is Endpoint.EMBEDDINGS:
+        return
+    named = False
+    for name in ("max_completion_tokens", "max_tokens"):
+        asked = call.body.get(name)
+        if asked is None:
+            continue
+        named = True
+        if asked > most:
+            raise Refused(
+                Outcome.BAD_REQUEST,
+                f"{name} is too large: {asked}. This model answers at most {most} tokens.",
+                param=name,
+            )
+    if not named:
+        call.body["max_completion_tokens" if call.endpoint is Endpoint.CHAT else "max_tokens"] = most
+        call.raw = orjson.dumps(call.body)
 
 
 def _presented_key(http: Exchange) -> str | None:

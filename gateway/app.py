@@ -21,7 +21,7 @@ from typing import IO
 import aiohttp
 import uvloop
 from aiohttp import web
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from fairqueue.admission import Admission, Choose, PoolSettings, PoolSnapshot
 from fairqueue.capacity import Capacity, Scrape
@@ -42,10 +42,10 @@ from gateway.settings_models import Model
 from gateway.settings_pools import Pool
 from gateway.settle import Settler
 from gateway.strangers import Strangers
-from gateway.telemetry import logs
+from gateway.telemetry import families, logs
 from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.page import Page
-from gateway.world import ModelEntry, PoolEntry, World
+from gateway.world import ModelEntry, ModelPrices, PoolEntry, World
 from providers.balance import Chooser
 from providers.breaker import Breakers
 from providers.ejection import Replicas
@@ -53,13 +53,14 @@ from providers.kinds import kind_named
 from providers.retry import RetryRatios
 from providers.transport import Transport
 from providers.watch import Observation, Watcher, WatchSettings, aiohttp_get
-from ratelimit.store import LocalLimiter
+from ratelimit.redis_connect import connect
+from ratelimit.redis_store import RedisLimiter
+from ratelimit.store import LocalLimiter, StoreMode
 
 log = logging.getLogger("weighbridge")
 
 _HOUSEKEEPING_S = 5.0
 _FIRST_POLL_S = 1.0  # ready is not said before replicas were polled once, or this long
-_BODY_TIMEOUT_S = 30.0
 
 MakeAdmission = Callable[[PoolSettings, Choose], Admission]
 
@@ -94,7 +95,7 @@ class App:
         self.clock = Clock()
         self.instruments = Instruments()
         self.estimator = Estimator()
-        self.limiter = LocalLimiter()
+        self.limiter: LocalLimiter | RedisLimiter = _limiter(config)
         self.transport = Transport()
         self.strangers = Strangers(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
         self.breakers = Breakers(random.random, values.breaker(config.failover))
@@ -146,12 +147,19 @@ class App:
     async def start(self) -> App:
         """Listens and becomes ready. Raises OSError when a port is taken."""
         config = self.config
-        self.port = await self._server.start(config.listen.host, config.listen.port)
+        if isinstance(self.limiter, RedisLimiter):
+            await self.limiter.start()
+        self.port = await self._server.start(
+            config.listen.host, config.listen.port, values.server_tls(config.listen.tls)
+        )
         admin = web.Application()
         add_routes(admin, self.readiness, self._page.render)
         self._admin = web.AppRunner(admin, access_log=None, shutdown_timeout=1.0)
         await self._admin.setup()
-        await web.TCPSite(self._admin, config.admin.host, config.admin.port).start()
+        site = web.TCPSite(
+            self._admin, config.admin.host, config.admin.port, ssl_context=values.server_tls(config.admin.tls)
+        )
+        await site.start()
         self.admin_port = self._admin.addresses[0][1]
         for parts in self.pools.values():
             await parts.watcher.start()
@@ -185,6 +193,8 @@ class App:
             await self._admin.cleanup()
         for parts in self.pools.values():
             await self._close_parts(parts)
+        if isinstance(self.limiter, RedisLimiter):
+            await self.limiter.close()
         await self.transport.close()
         self._log.close()
 
@@ -238,7 +248,8 @@ class App:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self.clock.resync()
-            self.limiter.sweep_now(self.clock.unix_us())
+            if isinstance(self.limiter, LocalLimiter):
+                self.limiter.sweep_now(self.clock.unix_us())
 
     # -- the world of a config -------------------------------------------------------------------------
 
@@ -250,7 +261,8 @@ class App:
         for parts in self.pools.values():
             for name, tenant in config.tenants.items():
                 parts.gate.core.set_tenant(name, weight=tenant.weight, now=now)
-        models = {name: self._model(name, model, config) for name, model in config.models.items()}
+        prices = values.prices(config)
+        models = {name: self._model(name, model, config, prices[name]) for name, model in config.models.items()}
         for alias, name in config.names().items():
             models.setdefault(alias, models[name])
         return World(
@@ -261,7 +273,7 @@ class App:
             limits=values.limits_of(config),
             compile=self.limiter.group,
             max_body_bytes=config.listen.max_body_bytes,
-            body_timeout_s=_BODY_TIMEOUT_S,
+            body_timeout_s=config.listen.body_timeout_ms / 1000,
         )
 
     def _pool(self, name: str, pool: Pool, config: Config, now: float) -> PoolEntry:
@@ -300,6 +312,7 @@ class App:
             ttft_slo_s=settings.ttft_slo_s,
             isolation=pool.isolation,
             gather=pool.gather,
+            adapters=values.adapters(pool),
             extra=pool.extra(),
         )
 
@@ -330,12 +343,13 @@ class App:
             parts.gate.core.remove_replica(replica.name, now)
         self._spawn(self._close_parts(parts))
 
-    def _model(self, name: str, model: Model, config: Config) -> ModelEntry:
+    def _model(self, name: str, model: Model, config: Config, prices: ModelPrices) -> ModelEntry:
         return ModelEntry(
             name=name,
             context=model.context,
+            max_output=model.max_output_tokens,
             route=values.route(name, model, config),
-            prices=values.prices(model),
+            prices=prices,
             owned_by="weighbridge",
             created=self._started,
         )
@@ -351,7 +365,9 @@ class App:
         if not status.ready:
             reasons.append(status.reason)
         now = self.clock.monotonic()
-        degraded = [
+        away = status.mode is StoreMode.AWAY
+        degraded = [f"limit store away: {status.reason or 'each limit follows its own mode'}"] if away else []
+        degraded += [
             f"pool {name} has no usable replica"
             for name, parts in self.pools.items()
             if not parts.members.any_usable(now)
@@ -364,9 +380,8 @@ class App:
         return [parts.gate.core.snapshot(now) for parts in self.pools.values()]
 
     def _extra_metrics(self) -> Iterable[Metric]:
-        open_ = GaugeMetricFamily("weighbridge_reservations_open", "Requests whose limits are reserved, not settled.")
-        open_.add_metric([], self.limiter.snapshot().open)
-        yield open_
+        yield from families.limits(self.limiter)
+        yield from families.breakers(self.breakers, self.clock.monotonic())
 
     def _observed(self, pool: str, seen: Observation) -> None:
         """A replica was polled: its health and its figures go to those who decide by them."""
@@ -398,6 +413,13 @@ class App:
                 now,
             )
         parts.gate.usable(parts.members.usable(now))
+
+
+def _limiter(config: Config) -> LocalLimiter | RedisLimiter:
+    """Limits in this process, or in the store that the config names."""
+    if config.redis is None:
+        return LocalLimiter()
+    return RedisLimiter(connect(config.redis.get_secret_value()), instance=secrets.token_hex(6))
 
 
 def _request_ids() -> Callable[[], str]:

@@ -173,6 +173,8 @@ class Dispatcher:
             arrived=now,
             deadline=deadline,
             remaining=estimate.remaining,
+            replicas=pool.adapters.get(leg.target.model),
+            adapter=leg.target.model if leg.target.model in pool.adapters else None,
             excluded=run.failed_replicas.get(pool.name, frozenset()),
             affinity=self._routing.affinity(accepted, pool),
             preemptible=batch,
@@ -223,6 +225,7 @@ class Dispatcher:
         except Unsupported as error:
             failure = Failure(FailureKind.CLIENT, 400, str(error), code="unsupported_parameter", param=error.field)
             return Broken("error", failure, sent=False)
+        await self._settler.choose(run.record, leg.target.key)
         address = pool.replicas[ticket.replica]
         headers = (*outgoing.headers, *run.accepted.passed_on)
         try:

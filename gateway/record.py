@@ -118,6 +118,7 @@ class Record:
     pool: str = ""
     replica: str = ""
     accepted: Accepted | None = None
+    target: tuple[str, str] | None = None  # (pool, upstream model) of the last attempt, whose prices count
     estimate: Estimate | None = None
     limits: Reservation | Refusal | None = None  # what the limits said
     reserved: Amounts | None = None  # what is charged to them now; None before the reservation

@@ -174,7 +174,7 @@ class Routing:
         first = head[0] if isinstance(head, list) and head else head
         content = first.get("content") if isinstance(first, dict) else first
         text = content if isinstance(content, str) else repr(content)[:_PREFIX_BYTES]
-        salt = "" if pool.isolation == "shared" else accepted.principal.tenant
+        salt = self._salt(accepted, pool) or ""
         # Lengths frame the fields, so that no tenant can name another's prefix by joining them differently.
         framed = f"{len(salt)}:{salt}:{text[:_PREFIX_BYTES]}"
         return int.from_bytes(hashlib.blake2b(framed.encode(errors="replace"), digest_size=8).digest(), "big")
@@ -203,7 +203,7 @@ class Routing:
 
     def _salt(self, accepted: Accepted, pool: PoolEntry) -> str | None:
         """The cache salt of a tenant: unguessable, the same on every instance, and never the client's to choose."""
-        if pool.isolation != "salted":
+        if pool.isolation != "salted" and accepted.principal.isolation != "salted":
             return None
         tenant = accepted.principal.tenant.encode()
         framed = len(tenant).to_bytes(4, "big") + tenant

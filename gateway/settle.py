@@ -17,9 +17,9 @@ from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.logs import RequestLog
 from providers.exchange import NO_USAGE
 from ratelimit import headers as limit_headers
-from ratelimit.limit import Amounts, Limit, Reason, Refusal
+from ratelimit.limit import BUDGETS, Amounts, Limit, Reason, Refusal
 from ratelimit.reservation import kept
-from ratelimit.store import Limiter
+from ratelimit.store import Limiter, StoreMode
 from ratelimit.usage import TokenUse, weigh
 
 if TYPE_CHECKING:
@@ -62,18 +62,33 @@ class Settler:
         group = accepted.world.group_of(accepted.principal, accepted.model)
         estimate = accepted.estimate
         use = TokenUse(prompt=estimate.prompt_tokens, output=estimate.output_tokens)
-        prices = accepted.model.prices
-        amounts = weigh(
-            use,
-            micro_usd=prices.cost(use) if prices else 0,
-            worst_micro_usd=prices.worst(use.prompt, estimate.output_cap or use.output) if prices else 0,
-        )
+        expected, worst = accepted.model.prices.estimate(use, estimate.output_cap or use.output)
+        if not accepted.model.prices.by_target and any(limit.dimension in BUDGETS for limit in group.limits):
+            raise Refused(
+                Outcome.FORBIDDEN,
+                f"The model '{accepted.model.name}' has no price, and a money limit applies to this key.",
+                code="model_without_price",
+            )
+        amounts = weigh(use, micro_usd=expected, worst_micro_usd=worst)
         verdict = await self._limiter.reserve(record.request_id, group, amounts, self._clock.unix_us())
         record.limits = verdict
         if isinstance(verdict, Refusal):
             self._instruments.refusals_by_limit[verdict.limit.level, verdict.limit.dimension] += 1
             raise _refused(verdict)
         record.reserved = amounts
+
+    async def choose(self, record: Record, target: tuple[str, str]) -> None:
+        """A target was chosen: from here on its prices count, and money held beyond them is given back."""
+        record.target = target
+        accepted, reservation, estimate = record.accepted, record.limits, record.estimate
+        if accepted is None or estimate is None or not accepted.model.prices.differ:
+            return
+        if reservation is None or isinstance(reservation, Refusal):
+            return
+        prices = accepted.model.prices.by_target[target]
+        use = TokenUse(prompt=estimate.prompt_tokens, output=estimate.output_tokens)
+        worst = prices.worst(use.prompt, estimate.output_cap or use.output)
+        await self._limiter.reprice(reservation, prices.cost(use), worst, self._clock.unix_us())
 
     def progress(self, record: Record) -> None:
         """Charges a stream that has passed its estimate while it still runs; the relay does not wait for it."""
@@ -91,6 +106,8 @@ class Settler:
     def headers(self, record: Record) -> Headers:
         """Request ids and rate-limit headers of an answer."""
         ids = [("x-request-id", record.request_id), ("request-id", record.request_id)]
+        if self._limiter.status().mode is StoreMode.AWAY:
+            ids.append(("x-weighbridge-degraded", "limit-store-away"))
         if record.limits is None:
             return ids
         return ids + limit_headers.openai(self._limiter.standings(record.limits, self._clock.unix_us()))
@@ -123,8 +140,8 @@ class Settler:
             cache_write=usage.cache_write_tokens or 0,
             reasoning=usage.reasoning_tokens or 0,
         )
-        prices = record.accepted.model.prices if record.accepted is not None else None
-        return weigh(use, micro_usd=prices.cost(use) if prices else 0)
+        accepted = record.accepted
+        return weigh(use, micro_usd=accepted.model.prices.at(record.target, use) if accepted is not None else 0)
 
     def _learn(self, record: Record, outcome: Outcome) -> None:
         accepted, usage = record.accepted, record.usage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Sequence
 
 from fairqueue.admission import PoolSettings
@@ -11,11 +12,11 @@ from fairqueue.item import Costs, RequestClass
 from gateway import limit_rules
 from gateway.limits import compiled_all
 from gateway.principals import Principal
-from gateway.settings import Config, Failover
+from gateway.settings import Config, Failover, Tls
 from gateway.settings_models import Model
 from gateway.settings_models import Prices as PriceSettings
 from gateway.settings_pools import Pool
-from gateway.world import Credential, ReplicaAddress
+from gateway.world import Credential, ModelPrices, ReplicaAddress
 from providers.engines import FACTS
 from providers.health import BreakerSettings
 from providers.retry import RetrySettings
@@ -23,7 +24,7 @@ from providers.route import FailureDomain, Feature, Route, Target, Tier
 from providers.transport import Origin, Timers
 from providers.watch import Watched
 from ratelimit.limit import Limit, Mode
-from ratelimit.prices import Prices, prices_from
+from ratelimit.prices import PriceBook, Prices, Unpriced, prices_from
 
 
 def pool_settings(name: str, pool: Pool, config: Config) -> PoolSettings:
@@ -37,7 +38,7 @@ def pool_settings(name: str, pool: Pool, config: Config) -> PoolSettings:
         costs=Costs(pool.cost.prompt, pool.cost.cached, pool.cost.output),
         class_weights={cls: settings.weight for cls, settings in classes.items()},
         queue_timeouts_s={cls: settings.queue_timeout_ms / 1000 for cls, settings in classes.items()},
-        bounds=Bounds(items=pool.queue.requests),
+        bounds=Bounds(items=pool.queue.requests, cost=pool.queue.cost, tenant_cost=pool.queue.tenant_cost),
         kv_fraction=pool.kv_fraction,
         stale_kv_fraction=min(0.85, pool.kv_fraction),
         scrape_interval_s=pool.poll_ms / 1000,
@@ -72,9 +73,38 @@ def _domain(pool: Pool) -> FailureDomain:
     return FailureDomain(*pool.domain())
 
 
-def prices(model: Model) -> Prices | None:
-    """A model's prices; None where it has none."""
-    return prices_from(model.prices.given()) if model.prices is not None else None
+def prices(config: Config) -> dict[str, ModelPrices]:
+    """What each model costs at each of its targets; what has no price of its own follows the config's policy."""
+    given = {
+        (name, (target.pool, target.model)): target.prices or model.prices
+        for name, model in config.models.items()
+        for tier in model.tiers
+        for target in tier.targets
+    }
+    book = PriceBook(
+        {repr(key): prices_from(price.given()) for key, price in given.items() if price is not None},
+        unpriced=Unpriced(config.unpriced),
+    )
+    found: dict[str, dict[tuple[str, str], Prices]] = {name: {} for name in config.models}
+    for name, target in given:
+        price = book.of(repr((name, target)))
+        if price is not None:
+            found[name][target] = price
+    return {name: ModelPrices(by_target) for name, by_target in found.items()}
+
+
+def adapters(pool: Pool) -> dict[str, frozenset[str] | None]:
+    """The LoRA adapters of a pool and the replicas that hold them; None is all."""
+    return {name: frozenset(adapter.replicas) or None for name, adapter in pool.adapters.items()}
+
+
+def server_tls(tls: Tls | None) -> ssl.SSLContext | None:
+    """What a listener serves HTTPS with. Raises OSError when a file cannot be read, ssl.SSLError when it is no PEM."""
+    if tls is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tls.certificate, tls.private_key)
+    return context
 
 
 def limits_of(config: Config) -> Callable[[Principal, str], Sequence[Limit]]:

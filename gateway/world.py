@@ -19,6 +19,7 @@ from providers.transport import Origin, Timers
 from ratelimit.group import Group
 from ratelimit.limit import Limit
 from ratelimit.prices import Prices
+from ratelimit.usage import TokenUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,32 @@ class PoolEntry:
     ttft_slo_s: float
     isolation: str
     gather: bool
+    adapters: Mapping[str, frozenset[str] | None]  # LoRA adapters and the replicas that hold them; None is all
     extra: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPrices:
+    """What a model costs: the dearest of its targets until one is chosen, then that one's."""
+
+    by_target: Mapping[tuple[str, str], Prices]  # by (pool, upstream model); empty when the model has no price
+
+    def estimate(self, use: TokenUse, output_cap: int) -> tuple[int, int]:
+        """Micro-USD expected and at worst, at the dearest target."""
+        every = set(self.by_target.values())
+        return max((p.cost(use) for p in every), default=0), max(
+            (p.worst(use.prompt, output_cap) for p in every), default=0
+        )
+
+    def at(self, target: tuple[str, str] | None, use: TokenUse) -> int:
+        """Micro-USD of what was used at `target`; at the dearest when none was chosen."""
+        prices = self.by_target.get(target) if target is not None else None
+        return prices.cost(use) if prices is not None else self.estimate(use, 0)[0]
+
+    @property
+    def differ(self) -> bool:
+        """Whether it matters which target serves."""
+        return len(set(self.by_target.values())) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +92,9 @@ class ModelEntry:
 
     name: str
     context: int | None  # tokens, prompt and output together
+    max_output: int | None  # tokens of one answer, whatever the context leaves
     route: Route
-    prices: Prices | None
+    prices: ModelPrices
     owned_by: str
     created: int  # Unix seconds
 
@@ -82,7 +109,7 @@ class World:
     pools: Mapping[str, PoolEntry]
     limits: Callable[[Principal, str], Sequence[Limit]]
     compile: Callable[[Sequence[Limit]], Group]
-    max_body_bytes: int
+    max_body_bytes: int  # of one request
     body_timeout_s: float
     _groups: dict[tuple[str, str], Group] = field(default_factory=dict)  # at most keys x models of this config
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import cast
 
@@ -139,7 +140,7 @@ class DataServer:
             raise ConnectionResetError("client gone")
         return exchange.response
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listens on `host`:`port` (0 chooses one); returns the port. Raises OSError when it is taken."""
         loop = asyncio.get_running_loop()
         self._server = web.Server(
@@ -152,7 +153,7 @@ class DataServer:
             max_field_size=16384,
         )
         self._listener = await loop.create_server(
-            self._server, host, port, backlog=_BACKLOG, reuse_address=True, start_serving=True
+            self._server, host, port, ssl=tls, backlog=_BACKLOG, reuse_address=True, start_serving=True
         )
         bound: socket.socket = self._listener.sockets[0]
         return cast("int", bound.getsockname()[1])

@@ -1,0 +1,49 @@
+"""Metric families of parts that keep their own counters: limits and their store, breakers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from providers.breaker import Breakers
+from providers.health import State
+from ratelimit.redis_store import RedisLimiter
+from ratelimit.store import LocalLimiter, StoreMode
+
+
+def limits(limiter: LocalLimiter | RedisLimiter) -> Iterator[Metric]:
+    """What the limiter holds, who decides at the moment, and what shadow limits would have refused."""
+    snapshot, status = limiter.snapshot(), limiter.status()
+    held = GaugeMetricFamily("weighbridge_reservations_open", "Requests whose limits are reserved, not settled.")
+    held.add_metric([], snapshot.open)
+    yield held
+    mode = GaugeMetricFamily("weighbridge_limit_store", "1 for who decides limits at the moment.", labels=("mode",))
+    for name in StoreMode:
+        mode.add_metric([name], 1 if status.mode is name else 0)
+    yield mode
+    journal = GaugeMetricFamily("weighbridge_limit_store_journalled", "Settlements the store does not know yet.")
+    journal.add_metric([], status.journalled)
+    yield journal
+    shadow = CounterMetricFamily("weighbridge_shadow_refusals", "What shadow limits would refuse.", labels=("limit",))
+    for key, refused in snapshot.shadow_refused.items():
+        shadow.add_metric([key], refused)
+    yield shadow
+    cut = CounterMetricFamily(
+        "weighbridge_limit_debt_cut", "Units beyond a limit's debt ceiling, never charged.", labels=("limit",)
+    )
+    for key, units in snapshot.cut_units.items():
+        cut.add_metric([key], units)
+    yield cut
+
+
+def breakers(found: Breakers, now: float) -> Iterator[Metric]:
+    """The state of every breaker that has been asked."""
+    labels = ("pool", "region", "model", "credential")
+    state = GaugeMetricFamily(
+        "weighbridge_breaker_state", "1 for the state a breaker is in.", labels=(*labels, "state")
+    )
+    for key, snapshot in found.snapshot(now).items():
+        for one in State:
+            state.add_metric([*key, one], 1 if snapshot.state is one else 0)
+    yield state
