@@ -94,7 +94,12 @@ class Dispatcher:
     def open(self, now: float) -> list[Replica]:
         """Replicas that take new work. One whose metrics are lost sits out while another's are fresh."""
         replicas = [r for r in self.replicas.values() if r.is_open(now)]
-        if len(self.replicas) < 2 or not any(r.scraped.lost(now) for r in replicas):
+        if len(self.replicas) < 2:
+            return replicas
+        for replica in replicas:
+            if replica.scraped.last is not None and replica.scraped.lost(now):
+                break
+        else:
             return replicas
         if any(r.usable and r.scraped.fresh(now) for r in self.replicas.values()):
             return [r for r in replicas if not r.scraped.lost(now)]

@@ -391,8 +391,7 @@ class Replica:
         fill = self.seats_held / self.seat_limit if self.seat_limit else 1.0
         if kv:
             fill = max(fill, self.ledger.total / kv)
-        speed = self.line.speed
-        if speed:
+        if self.line.tokens and (speed := self.line.speed):
             fill += self.line.tokens / (speed * self._settings.ttft_slo_s)
         return fill
 
