@@ -29,6 +29,9 @@ from providers.simulated.sequence import ContextTooLong, EngineSnapshot, Phase, 
 from providers.simulated.settings import AdmissionMode, EngineSettings, Scheduling
 from providers.simulated.waiting import WaitingLine
 
+# So many sequences may be passed over in one step because their adapter has no slot; behind them nobody is looked at.
+_MOST_PASSED = 256
+
 
 class Engine:
     """One simulated engine in somebody else's time. Not thread-safe; deterministic for the same calls."""
@@ -260,6 +263,8 @@ class Engine:
             adapter = sequence.request.adapter
             if adapter is not None and not self.adapters.admits(adapter):
                 passed.append(sequence)
+                if len(passed) == _MOST_PASSED:
+                    break
                 continue
             keys = sequence.keys[: (sequence.goal - 1) // settings.block_tokens]
             hits, idle = self.blocks.match(keys)

@@ -48,6 +48,11 @@ class RealTime:
         now = (time.monotonic() - self._origin) * self._speed
         return now if self._due is None else min(now, self._due)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no step is under way and none will begin before the next `submit`."""
+        return self._timer is None
+
     def submit(self, request: Request, owner: Owner) -> Sequence:
         """Put a request in line. Raises what `Engine.submit` raises."""
         sequence = self.engine.submit(request, self.now, owner)

@@ -216,6 +216,7 @@ class SimulatedServer:
         fault: Fault | None,
     ) -> None:
         exchange.on_gone = None
+        exchange.body = b""  # it is in `fields` by now, and large
         job: Job | None = None
         try:
             if fault is not None and fault.kind not in IN_STREAM:

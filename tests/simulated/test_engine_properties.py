@@ -161,6 +161,7 @@ def test_the_noisy_engine_is_the_one_of_the_comparison() -> None:
     quiet = engine.submit(ask("quiet", 300, 50), 0.0)
     run(engine)
     assert quiet.first_token_at == pytest.approx(0.050, abs=0.001)
+    assert quiet.first_token_at is not None
     assert quiet.ended_at is not None
     assert (quiet.ended_at - quiet.first_token_at) / 49 == pytest.approx(0.0102, abs=0.0001)
 
