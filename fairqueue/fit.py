@@ -7,7 +7,8 @@ and u * y prefill tokens fall into one step:
     y = a + c * kv + d * (u * y)           a, c, d >= 0
 
 Decayed least squares over windows, with the three coefficients kept non-negative by trying every subset of them (there
-are seven). A coefficient is believed when its standard error is small against it; until then the fit answers None.
+are seven). A coefficient is believed when its standard error is small against it; until then the fit answers None. When recent
+windows all lie to one side of the fit the engine has changed, and the old windows are forgotten faster.
 
 Solved for the objective with mean prompt p and mean output o, n sequences side by side start n / (o * y) requests a
 second, each bringing p prefill tokens, so
@@ -25,7 +26,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
 
-_MEMORY = 0.9954  # per window of 2 s: half is forgotten in 5 minutes
+_MEMORY = 0.9885  # per window of 2 s: half is forgotten in 2 minutes
+_MEMORY_SURPRISED = 0.9  # while the fit is wrong to one side
+_SURPRISE = 0.1  # mean relative error of recent windows at which it is
 _ENOUGH = 6.0  # windows before anything is believed
 _ERROR = 0.3  # standard error over coefficient up to which it is believed
 
@@ -66,20 +69,21 @@ def solve_linear(matrix: list[list[float]], right: list[float]) -> list[float] |
 class SpeedFit:
     """Decayed sums of one replica's windows. `speed` is what is believed of it now."""
 
-    __slots__ = ("_count", "_products", "_right", "_square", "speed")
+    __slots__ = ("_bias", "_count", "_products", "_right", "_square", "speed")
 
     def __init__(self) -> None:
         self._count = 0.0  # windows, decayed
         self._products = [[0.0] * 3 for _ in range(3)]  # of the regressors 1, kv / 1e4, 1e3 * u * y / 1e3
         self._right = [0.0] * 3
         self._square = 0.0
+        self._bias = 0.0  # mean relative error of the last few windows, signed
         self.speed: EngineSpeed | None = None
 
     def add(self, y: float, kv: float, u: float) -> None:
         """One window: mean seconds between tokens, mean KV tokens, prefill tokens per second."""
         # Relative residuals, so that windows at light load count as much as those at heavy load.
         x = (1.0 / y, kv / 1e4 / y, u / 1e2)
-        keep = _MEMORY
+        keep = _MEMORY if abs(self._surprise(y, kv, u)) < _SURPRISE else _MEMORY_SURPRISED
         self._count = self._count * keep + 1.0
         self._square = self._square * keep + 1.0
         for i in range(3):
@@ -88,6 +92,14 @@ class SpeedFit:
             for k in range(3):
                 row[k] = row[k] * keep + x[i] * x[k]
         self.speed = self._solve() if self._count >= _ENOUGH else None
+
+    def _surprise(self, y: float, kv: float, u: float) -> float:
+        """How far the last windows lay to one side of the fit, in parts: an engine that changed shows here first."""
+        speed = self.speed
+        if speed is not None:
+            off = y * max(1.0 - speed.d * u, 0.05) / speed.step(kv) - 1.0
+            self._bias += 0.2 * (off - self._bias)
+        return self._bias
 
     def _solve(self) -> EngineSpeed | None:
         best: tuple[float, tuple[int, ...], list[float]] | None = None
