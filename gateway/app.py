@@ -95,7 +95,11 @@ class App:
         self.clock = Clock()
         self.instruments = Instruments()
         self.estimator = Estimator()
-        self.limiter: LocalLimiter | RedisLimiter = _limiter(config)
+        # The shared limit store, if one is asked for; the limiter speaks to it, it is ours to close.
+        self._store = connect(config.redis.get_secret_value()) if config.redis is not None else None
+        self.limiter: LocalLimiter | RedisLimiter = (
+            RedisLimiter(self._store, instance=secrets.token_hex(6)) if self._store is not None else LocalLimiter()
+        )
         self.transport = Transport()
         self.strangers = Strangers(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
         self.breakers = Breakers(random.random, values.breaker(config.failover))
@@ -195,6 +199,8 @@ class App:
             await self._close_parts(parts)
         if isinstance(self.limiter, RedisLimiter):
             await self.limiter.close()
+        if self._store is not None:
+            await self._store.aclose()
         await self.transport.close()
         self._log.close()
 
@@ -413,13 +419,6 @@ class App:
                 now,
             )
         parts.gate.usable(parts.members.usable(now))
-
-
-def _limiter(config: Config) -> LocalLimiter | RedisLimiter:
-    """Limits in this process, or in the store that the config names."""
-    if config.redis is None:
-        return LocalLimiter()
-    return RedisLimiter(connect(config.redis.get_secret_value()), instance=secrets.token_hex(6))
 
 
 def _request_ids() -> Callable[[], str]:

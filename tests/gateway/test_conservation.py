@@ -39,8 +39,12 @@ async def _one(stack: Stack, rng: random.Random) -> None:
         body["service_tier"] = "flex"
     reader, writer = await stack.raw(body)
     try:
-        if rng.random() < 0.2:
+        leaves = rng.random()
+        if leaves < 0.1:
             await asyncio.sleep(rng.random() * 0.05)
+            return
+        if leaves < 0.2:  # in the middle of what it gets
+            await reader.read(rng.randint(200, 1500))
             return
         head = await reader.readuntil(b"\r\n\r\n")
         if b"content-length:" in head.lower():
