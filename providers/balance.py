@@ -10,8 +10,8 @@ A prompt's *home* is the replica that holds its longest known beginning. It is t
 
 so a hot prefix spills to the next replica before it hurts. In a pool that is far from full the average is so small that
 one long prompt exceeds it; there the home is also taken up to the largest request lately sent beyond the bound, as long
-as what waits there beyond the emptiest peer's is at most `worth` times the prefill it saves. A replica is therefore
-never loaded beyond 1.25 of the average by more than one request. Otherwise the best by
+as its load is above the least by at most `worth` times the prefill it saves. A replica is therefore never loaded beyond
+1.25 of the average by more than one request. Otherwise the best by
 
     0.5 * share of the prompt held + 0.3 * free KV + 0.2 * (1 - load / greatest load)
 
@@ -84,8 +84,8 @@ class BalanceSettings:
     explore: float = 0.01
     instances: int = 1
     """Gateways that share the pool."""
-    worth: float = 2.0
-    """Times the prefill a hit saves: how much more prefill may wait at the home than at the emptiest peer."""
+    worth: float = 3.0
+    """Times the prefill a hit saves: by how much the home's load may be above the least of all."""
     penalty: float = 1.5
     """Times the prefill time a hit saves: how much later a home may answer than its peers."""
     prefill_tokens_per_s: float | None = None
@@ -205,45 +205,44 @@ class Chooser:
     def _choose(self, item: Wanted, views: Sequence[View], now: float) -> str:
         settings = self._settings
         weight = settings.kv_weight
-        loads = []
-        total = 0.0
-        for view in views:
-            load = float(view.prefill_waiting)
-            capacity, free = view.kv_capacity, view.kv_free
-            if capacity is not None and free is not None:
-                load += weight * (capacity - free)
-            else:
-                load += view.inflight * self._typical
-            loads.append(load)
-            total += load
+        try:
+            # Without a test for None in each round: replicas mostly know their KV, and this is the hot loop.
+            loads = [v.prefill_waiting + weight * (v.kv_capacity - v.kv_free) for v in views]  # type: ignore[operator]
+        except TypeError:
+            loads = [self._load(view) for view in views]
         affinity = item.affinity
         if affinity is None or self._uniform() < settings.explore:
             return views[self._by_load(loads)].name
         tokens = item.demand.prompt_tokens
         whole = tokens * (1.0 + weight)
-        limit = settings.factor * (total + whole) / len(views)
-        held = self._held(affinity, views, loads)
-        if held.home is None:
+        limit = settings.factor * (sum(loads) + whole) / len(views)
+        held = NOTHING if self._index is None else self._held(affinity, views, loads)
+        home = held.home
+        if home is None:
             if self._index is not None and settings.instances == 1:
                 return views[self._by_load(loads)].name
-            held = held._replace(home=self._on_ring(affinity, views, loads, limit - whole))
-        home = held.home
+            home = self._on_ring(affinity, views, loads, limit - whole)
+            held = _Held(home, 0, 0)
         if home is not None:
             if self._late and self._is_late(views, held, now):
                 return self._choose(item, [view for at, view in enumerate(views) if at != home], now)
             over = loads[home] + whole - limit
             if over <= 0.0:
                 return views[home].name
-            if held.tokens and over <= self._largest:
-                quickest = min(view.prefill_waiting for view in views)
-                if views[home].prefill_waiting - quickest <= settings.worth * held.tokens:
-                    return views[home].name
+            if over <= self._largest and loads[home] - min(loads) <= settings.worth * held.tokens:
+                return views[home].name
         return views[self._best(views, loads, limit, held, tokens)].name
+
+    def _load(self, view: View) -> float:
+        capacity, free = view.kv_capacity, view.kv_free
+        if capacity is None or free is None:
+            return view.prefill_waiting + view.inflight * self._typical
+        return view.prefill_waiting + self._settings.kv_weight * (capacity - free)
 
     def _held(self, affinity: int, views: Sequence[View], loads: list[float]) -> _Held:
         """The longest beginning held by some of `views`. No home where nobody holds any or all hold the same."""
         index = self._index
-        if index is None or not isinstance(affinity, Affinity):
+        if index is None or type(affinity) is not Affinity:
             return NOTHING
         bits = index.bits
         if len(views) == len(bits):
@@ -257,7 +256,9 @@ class Chooser:
             return NOTHING
         owner = index.owner.get(mask)
         if owner is not None:
-            return _Held(_place(views, owner), tokens, mask)
+            for at, view in enumerate(views):
+                if view.name == owner:
+                    return _Held(at, tokens, mask)
         home, least = None, 0.0
         for at, view in enumerate(views):
             if bits.get(view.name, 0) & mask and (home is None or loads[at] < least):

@@ -7,7 +7,9 @@ What trips it, judged on the call that crosses the line, over a rolling window o
 
     n >= 20 and (failures / n >= 0.5 or slow / n >= 0.8), or 5 connect errors in a row
 
-A connect error counts twice, since nothing was even tried. *Slow* is judged on the time to first token of answers of
+and, so that half a minute of good answers does not hide that a target has just died, also when the newest 3 to 6 s
+alone have 20 answers of which half failed, or when ten in a row failed. A connect error counts twice, since nothing
+was even tried. *Slow* is judged on the time to first token of answers of
 the same prompt size, never on raw latency, which follows length. The caller's own faults, cancels and rate limits never
 count: 429s only set a time before which the target is left alone, and the later of two such times stands.
 
@@ -28,6 +30,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from providers.health import DEFAULT, BreakerKey, BreakerSettings, BreakerSnapshot, Event, State
+from providers.probes import Probes
 from providers.route import Skip, SkipReason
 from providers.window import Baseline, Window
 
@@ -128,9 +131,8 @@ class Breaker:
 
     # fmt: off
     __slots__ = (
-        "_baseline", "_connects", "_epoch", "_guard", "_probes", "_ramp_at", "_rates", "_settings", "_slot_at",
-        "_started", "_step", "_uniform", "_was_slow", "_window", "cause", "failed_at", "not_before", "row",
-        "since", "state", "trips", "until",
+        "_baseline", "_connects", "_epoch", "_guard", "_probes", "_ramp_at", "_rates", "_settings", "_uniform",
+        "_was_slow", "_window", "cause", "failed_at", "not_before", "row", "since", "state", "trips", "until",
     )
     # fmt: on
 
@@ -153,12 +155,7 @@ class Breaker:
         """Grows with each change of state but the last one of the ramp; reports of an older epoch say nothing new."""
         self._connects = 0
         self._rates = 0
-        self._step = 0
-        self._started = 0
-        """Probes of this step, running or passed: never above the step's number."""
-        self._probes: list[Permit] = []
-        """Running probes, oldest first; at most the step's number."""
-        self._slot_at = 0.0
+        self._probes = Probes(settings)
         self._ramp_at = 0.0
         self._was_slow = False
         self.state = State.CLOSED
@@ -171,29 +168,31 @@ class Breaker:
         self.cause = ""
         self.trips = 0
 
-    def hindrance(self, cls: str, now: float, pick: float = 0.0) -> Skip | None:
+    def hindrance(self, cls: str, now: float, pick: float = 0.0, *, claim: bool = True) -> Skip | None:
         """Why a request of class `cls` may not go now, None if it may. `pick` is uniform in [0, 1) and decides who
         belongs to the share of a ramping target (a hash of the session keeps sessions together).
+
+        Where only probes may go, None holds a probe's place for a second, so that not everybody who asks before the
+        first has entered comes and is turned away; `claim` False only looks.
         """
         if self.state is State.CLOSED:
             return None if now >= self.not_before else self._cooling()
-        return self._hindrance(cls, now, pick)
+        return self._hindrance(cls, now, pick, claim)
 
     def allows(self, cls: str, now: float, pick: float = 0.0) -> bool:
-        """Whether a request of class `cls` may go now."""
-        return self.hindrance(cls, now, pick) is None
+        """Whether a request of class `cls` may go now. Holds no place."""
+        return self.hindrance(cls, now, pick, claim=False) is None
 
     def enter(self, cls: str, now: float, pick: float = 0.0, *, last_resort: bool = True) -> Permit | None:
         """Begin an attempt; None if it may not. As the last resort a soft hindrance is passed over."""
         if self.state is State.CLOSED and now >= self.not_before:
             return Permit(self, self._epoch, False, now)
-        skip = self.hindrance(cls, now, pick)
+        skip = self.hindrance(cls, now, pick, claim=False)
         if skip is not None:
             return Permit(self, self._epoch, False, now) if last_resort and skip.soft else None
         permit = Permit(self, self._epoch, self.state in (State.HALF_OPEN, State.BARRED), now)
         if permit.probe:
-            self._started += 1
-            self._probes.append(permit)
+            self._probes.begin(permit)
         return permit
 
     def passenger(self, now: float) -> Permit:
@@ -264,7 +263,7 @@ class Breaker:
 
     # -- what changes the machine ------------------------------------------------------------------------------------
 
-    def _hindrance(self, cls: str, now: float, pick: float) -> Skip | None:
+    def _hindrance(self, cls: str, now: float, pick: float, claim: bool) -> Skip | None:
         if now < self.not_before:
             return self._cooling()
         if self.state is State.OPEN:
@@ -280,23 +279,12 @@ class Breaker:
                 return Skip(SkipReason.SLOW_START, f"{share:.0%} of the traffic is back", None, True)
             self._move(Move.ELAPSE, now)
             return None
-        limit = 1 if self.state is State.BARRED else self._settings.probe_steps[self._step]
         if self.state is State.BARRED and now < self.until:
             return Skip(SkipReason.MISCONFIGURED, self.cause, self.until)
-        if self._probes and now - self._probes[0].at > self._settings.probe_lifetime_s:
-            self._lapse(now)
-        if self._started >= limit:
-            return Skip(SkipReason.PROBE_LIMIT, f"{len(self._probes)} of {limit} probes are running", None)
-        if self.state is State.HALF_OPEN and now < self._slot_at + self._settings.class_patience_s * self._rank(cls):
-            return Skip(SkipReason.PROBE_LIMIT, "the next probe waits for a lower class", None)
-        return None
+        return self._probes.hindrance(cls, now, single=self.state is State.BARRED, claim=claim)
 
     def _cooling(self) -> Skip:
         return Skip(SkipReason.COOLING_DOWN, self.cause, self.not_before)
-
-    def _rank(self, cls: str) -> int:
-        classes = self._settings.classes
-        return classes.index(cls) if cls in classes else len(classes) - 1
 
     def _good(self, now: float, ttft: float | None, prompt_tokens: int) -> None:
         slow = 0 if ttft is None else int(self._baseline.add(ttft, prompt_tokens))
@@ -316,8 +304,10 @@ class Breaker:
             self._open(now, f"{window.slow} of {window.n} answers were slow", True)
         elif self._connects >= settings.connect_errors:
             self._open(now, f"{self._connects} connect errors in a row", False)
-        elif settings.failures_in_a_row is not None and self.row >= settings.failures_in_a_row:
+        elif self.row >= settings.failures_in_a_row:
             self._open(now, f"{self.row} failures in a row", False)
+        elif self.row and (fresh := window.fresh())[0] >= enough and fresh[1] >= settings.failure_ratio * fresh[0]:
+            self._open(now, f"{fresh[1]} of the newest {fresh[0]} answers failed", False)
         elif self.state is State.RAMPING and window.fails > settings.clean_ratio * window.n:
             self._ramp_at = now
 
@@ -375,15 +365,11 @@ class Breaker:
 
     def _probed(self, permit: Permit, event: Event, now: float, ttft: float | None, prompt_tokens: int) -> None:
         """A probe of this epoch (HALF_OPEN), or the trial of a barred target, came to its end or its first token."""
-        running = permit in self._probes
-        if running:
-            self._probes.remove(permit)
+        running = self._probes.take_out(permit)
         slow = event is Event.OK and ttft is not None and self._baseline.add(ttft, prompt_tokens)
         if event is Event.OK and not slow:
-            if self.state is State.BARRED:
+            if self.state is State.BARRED or (running and self._probes.went_well(now)):
                 self._move(Move.PASS, now)
-            elif running and self._started == self._settings.probe_steps[self._step] and not self._probes:
-                self._advance(now)
         elif event in (Event.FAILURE, Event.CONNECT, Event.TIMEOUT) or slow:
             if self.state is State.HALF_OPEN:
                 self.trips = min(self.trips + 1, 16)
@@ -393,23 +379,9 @@ class Breaker:
                 self.cause = "a probe was slow" if slow else "a probe failed"
             else:
                 self.until = now + self._settings.barred_s
-                self._started = 0
+                self._probes.restart(now)
         elif running:
-            self._started -= 1
-            self._slot_at = now
-
-    def _advance(self, now: float) -> None:
-        self._started = 0
-        self._slot_at = now
-        self._step += 1
-        if self._step == len(self._settings.probe_steps):
-            self._move(Move.PASS, now)
-
-    def _lapse(self, now: float) -> None:
-        """Give back the places of probes that never reported."""
-        lived = [permit for permit in self._probes if now - permit.at <= self._settings.probe_lifetime_s]
-        self._started -= len(self._probes) - len(lived)
-        self._probes = lived
+            self._probes.give_back(now)
 
     def _open(self, now: float, cause: str, slow: bool) -> None:
         if self._guard is not None and not self._guard.may_open(self):
@@ -441,9 +413,8 @@ class Breaker:
             return
         self.state = following
         self.since = now
-        self._probes = []
-        self._started = self._step = 0
-        self._slot_at = self._ramp_at = now
+        self._ramp_at = now
+        self._probes.restart(now)
         if following is not State.CLOSED:
             self._epoch += 1
             self._window.clear()
@@ -478,7 +449,7 @@ class Breakers:
 
     def allows(self, key: BreakerKey, cls: str, now: float, pick: float = 0.0) -> bool:
         """Whether a request of class `cls` may go to `key` now."""
-        return self.of(key).hindrance(cls, now, pick) is None
+        return self.of(key).allows(cls, now, pick)
 
     def record(
         self, key: BreakerKey, event: Event, now: float, ttft: float | None = None, prompt_tokens: int = 0

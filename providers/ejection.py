@@ -140,7 +140,7 @@ class Replicas:
             return Skip(SkipReason.NO_REPLICA, "its health polls fail")
         if now - replica.seen_at > self._settings.stale_s and self._fresh(now):
             return Skip(SkipReason.NO_REPLICA, f"not seen for {now - replica.seen_at:.0f} s", None)
-        skip = replica.breaker.hindrance(cls, now, pick)
+        skip = replica.breaker.hindrance(cls, now, pick, claim=False)
         if skip is None and now < self._shunned_until(replica.breaker):
             return Skip(SkipReason.JUST_FAILED, replica.breaker.cause, self._shunned_until(replica.breaker), True)
         return skip

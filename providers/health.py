@@ -62,8 +62,8 @@ class BreakerSettings:
     """Times the usual p95 of the prompt's size, above which an answer is slow."""
     connect_errors: int = 5
     """In a row."""
-    failures_in_a_row: int | None = None
-    """Of any kind; None does not count runs. For replicas, where a window fills slowly."""
+    failures_in_a_row: int = 10
+    """Of any kind."""
     open_base_s: float = 5.0
     open_cap_s: float = 300.0
     open_jitter: float = 0.2

@@ -148,15 +148,17 @@ class RetryRatio:
 class RetryRatios:
     """The fleet's bucket, and one for each tenant, so that one tenant's failing target does not use up everybody's.
 
-    A tenant's bucket has the same ratio, a tenth of the time's allowance and a fifth of the savings; both must have a
-    try left. At most `tenants` are remembered, the longest silent ones are forgotten.
+    A tenant's bucket has the same ratio, a tenth of the time's allowance and a fifth of the savings. While the fleet's
+    bucket is more than half full, anybody may take; below, only a tenant with a try of its own left. At most `tenants`
+    are remembered, the longest silent ones are forgotten.
     """
 
-    __slots__ = ("_most", "_part", "_tenants", "fleet")
+    __slots__ = ("_most", "_part", "_plenty", "_tenants", "fleet")
 
     def __init__(self, settings: RetrySettings = DEFAULT, now: float = 0.0, tenants: int = 10_000) -> None:
         self.fleet = RetryRatio(settings, now)
         self._most = tenants
+        self._plenty = settings.saved / 2.0
         self._part = RetrySettings(
             ratio=settings.ratio,
             per_second=settings.per_second / 10.0,
@@ -172,6 +174,8 @@ class RetryRatios:
 
     def take(self, tenant: str, now: float) -> bool:
         """One further try for `tenant`; all or nothing over both buckets."""
+        if self.fleet.level(now) > self._plenty:
+            return self.fleet.take(now)
         own = self._of(tenant, now)
         if not own.take(now):
             return False

@@ -60,6 +60,11 @@ class Window:
             self._slows[at] += slow
             self.slow += slow
 
+    def fresh(self) -> tuple[int, int]:
+        """Answers and failures of the newest two slots alone."""
+        at, before = self._tick % self._slots, (self._tick - 1) % self._slots
+        return self._ns[at] + self._ns[before], self._fails[at] + self._fails[before]
+
     def age(self, now: float) -> None:
         """Drop what is older than the span, without counting anything."""
         tick = int(now * self._per_s)

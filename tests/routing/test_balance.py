@@ -112,7 +112,7 @@ def test_in_a_quiet_pool_a_home_is_worth_a_short_wait() -> None:
     views = idle()
     views[0].prefill_waiting = 1_500
     assert chooser(request(2000, prompt), views, 0.0) == "r0"
-    views[0].prefill_waiting = 3_600  # twice the 1,792 tokens that are known to be held
+    views[0].prefill_waiting = 3_600  # more than one request beyond the bound
     assert chooser(request(2000, prompt), views, 0.0) != "r0"
 
 

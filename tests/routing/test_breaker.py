@@ -55,7 +55,7 @@ def test_it_opens_on_the_failure_that_crosses_half_of_twenty() -> None:
 def test_it_opens_on_a_good_answer_too_when_that_one_makes_the_sample_large_enough() -> None:
     made = breaker()
     for n in range(19):
-        made.record(Event.FAILURE if n < 12 else Event.OK, n * 0.1)
+        made.record(Event.OK if n in (3, 5, 7, 9, 11, 13, 15) else Event.FAILURE, n * 0.1)
     assert state(made) is State.CLOSED
     made.record(Event.OK, 2.0)
     assert state(made) is State.OPEN
@@ -63,12 +63,35 @@ def test_it_opens_on_a_good_answer_too_when_that_one_makes_the_sample_large_enou
 
 def test_failures_older_than_the_window_are_forgotten() -> None:
     made = breaker()
-    for n in range(19):
+    for n in range(9):
         made.record(Event.FAILURE, n * 0.01)
     for n in range(25):
         made.record(Event.OK, 31.0 + n)
     assert state(made) is State.CLOSED
     assert made.snapshot(56.0).failures == 0
+
+
+def test_half_a_minute_of_good_answers_does_not_hide_a_target_that_has_just_died() -> None:
+    made = breaker()
+    for n in range(3000):
+        made.record(Event.OK, n * 0.01)
+    for n in range(10):
+        made.record(Event.FAILURE, 30.0 + n * 0.01)
+    assert state(made) is State.OPEN
+    assert made.cause == "10 failures in a row"
+
+
+def test_nor_one_that_fails_three_times_out_of_five() -> None:
+    made = breaker()
+    for n in range(3000):
+        made.record(Event.OK, n * 0.01)
+    failed_for = 0.0
+    while state(made) is State.CLOSED:
+        for event in (Event.FAILURE, Event.OK, Event.FAILURE, Event.OK, Event.FAILURE):
+            made.record(event, 30.0 + failed_for)
+            failed_for += 0.01
+    assert failed_for < 6.0
+    assert "of the newest" in made.cause
 
 
 def test_five_connect_errors_in_a_row_open_it_without_a_sample() -> None:
@@ -445,3 +468,78 @@ def test_nothing_but_failures_ever_opens_it(events: list[Event]) -> None:
         made.record(event, n * 0.1)
     assert state(made) is State.CLOSED
     assert math.isinf(made.since)
+
+
+def test_of_many_that_ask_before_the_first_has_entered_only_the_probes_are_let_come() -> None:
+    made = opened(0.0)
+    asked = [made.hindrance("batch", 5.0) for _ in range(100)]
+    assert [skip is None for skip in asked].count(True) == 1
+    refused = asked[-1]
+    assert refused is not None
+    assert (refused.reason, refused.detail) == (SkipReason.PROBE_LIMIT, "all 1 probes are spoken for")
+    assert made.hindrance("batch", 5.9) is not None
+    assert made.hindrance("batch", 6.0) is None  # the first never came
+    assert made.enter("batch", 6.5) is not None
+    assert made.enter("batch", 6.5) is None
+
+
+def test_a_target_that_accepts_and_never_answers_opens_and_its_health_page_changes_nothing() -> None:
+    made = breaker()
+    for n in range(10):
+        made.record(Event.TIMEOUT, n * 1.0)
+    assert state(made) is State.OPEN
+    made.reachable(10.0)
+    assert not made.allows("batch", 10.0)
+
+
+def test_a_half_broken_region_opens_and_a_third_broken_one_does_not() -> None:
+    for share, expected in ((0.6, State.OPEN), (0.33, State.CLOSED)):
+        rng = random.Random(2)
+        made = breaker()
+        for n in range(2000):
+            made.record(Event.FAILURE if rng.random() < share else Event.OK, n * 0.05)
+            if state(made) is State.OPEN:
+                break
+        assert state(made) is expected
+
+
+def test_streams_cut_after_their_first_token_open_it() -> None:
+    made = breaker()
+    for n in range(20):
+        permit = made.enter("interactive", n * 0.5)
+        assert permit is not None
+        permit.answered(n * 0.5 + 0.2, 0.2, 100)
+        permit.end(Event.FAILURE, n * 0.5 + 0.4)
+    assert state(made) is State.OPEN
+    assert made.cause == "19 of 20 answers failed"
+
+
+def test_what_another_instance_or_the_health_polls_found_opens_it_and_the_return_is_gradual() -> None:
+    made = breaker()
+    made.trip(1.0, "no replica is usable")
+    skip = made.hindrance("interactive", 2.0)
+    assert skip is not None
+    assert (skip.detail, skip.until, skip.soft) == ("no replica is usable", 6.0, False)
+    made.reachable(3.0)
+    probed(made, 3.0)
+    assert made.share(3.0) == pytest.approx(0.1)
+
+
+def test_after_the_operators_repair_it_is_tried_at_once() -> None:
+    made = breaker()
+    made.record(Event.MISCONFIGURED, 0.0)
+    made.record(Event.QUOTA, 0.0, retry_after_s=3600.0)
+    assert not made.allows("batch", 1.0)
+    made.reset(1.0)
+    assert made.allows("batch", 1.0)
+
+
+def test_breakers_of_removed_targets_are_forgotten() -> None:
+    breakers = Breakers(lambda: 0.5)
+    kept, gone = BreakerKey("a", "eu", "m", "k"), BreakerKey("b", "eu", "m", "k")
+    for key in (kept, gone):
+        breakers.record(key, Event.OK, 1.0, 0.2, 100)
+    breakers.retain([kept])
+    assert list(breakers.snapshot(1.0)) == [kept]
+    assert breakers.snapshot(1.0)[kept].answers == 1
+    assert breakers.allows(kept, "batch", 1.0)
