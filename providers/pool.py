@@ -2,7 +2,8 @@
 
 The connection used last is handed out first, so a small load lives on few warm connections and the rest grow old and
 close. Where connections are bounded, every place is either free, being connected, or held by an open connection; a
-place or connection given up while somebody waits passes to whoever has waited longest.
+place or connection given up while somebody waits passes to whoever has waited longest, so nothing is free while anybody
+waits.
 """
 
 import asyncio
@@ -74,7 +75,7 @@ class Pool:
         """
         try:
             async with asyncio.timeout(None if connect_s == math.inf else connect_s):
-                if self._waiting or len(self._connections) + self._connecting >= self._settings.most:
+                if len(self._connections) + self._connecting >= self._settings.most:
                     handed = await self._wait()
                     if handed is not None and not fresh:
                         return handed, True

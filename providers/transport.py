@@ -120,7 +120,7 @@ class Transport:
             error = answer.begun()
             if error is None:
                 return answer
-            if again or not reused or answer.touched or not isinstance(error, Cut) or self._closed:
+            if not reused or answer.touched or not isinstance(error, Cut) or self._closed:
                 raise error
             pool.retried += 1
             connection, again = None, True

@@ -213,6 +213,14 @@ def test_the_size_of_an_event_is_bounded_wherever_it_is_cut(size: int, end: byte
     assert frames + raised.value.frames == [good, good]
 
 
+def test_a_whole_event_over_the_bound_is_refused_on_the_short_way_too() -> None:
+    framer = Framer(20)
+    assert framer.feed(b"data: x\n\n") == [b"data: x\n\n"]
+    with pytest.raises(EventTooLarge) as raised:
+        framer.feed(b"data: y\n\ndata: 0123456789abcdef\n\n")
+    assert raised.value.frames == [b"data: y\n\n"]
+
+
 def test_an_endless_event_is_refused_before_it_fills_memory() -> None:
     framer = Framer(1000)
     for _ in range(10):

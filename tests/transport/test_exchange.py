@@ -241,6 +241,9 @@ async def test_tls_carries_small_and_large_exchanges() -> None:
             assert answer.reused == (turn == 1)
             assert len(await answer.read_all(3_000_000)) == 3_000_000
         assert upstream.peers[0].requests[1][1] == b"x" * 2_000_000
+        (connection,) = transport._pools[upstream.origin]._connections
+        low, high = connection._transport.get_read_buffer_limits()  # type: ignore[union-attr]
+        assert low < 17_000 < high <= 64_000  # a TLS record fits, and little more is held besides the body
 
 
 @pytest.mark.asyncio

@@ -275,6 +275,18 @@ async def test_refused_and_unknown_hosts_are_failed_connects() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_place_that_could_not_be_connected_passes_on() -> None:
+    async with Upstream(silent) as upstream:
+        free = upstream.origin
+    async with Transport(max_connections=1) as transport:
+        tasks = [asyncio.create_task(post(transport, free)) for _ in range(3)]
+        for failed in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(failed, ConnectFailed)
+            assert "within" not in str(failed)  # refused each in its turn, none left waiting
+        assert (only(transport).connecting, only(transport).waiting) == (0, 0)
+
+
+@pytest.mark.asyncio
 async def test_an_old_connection_is_not_used_again() -> None:
     async with Upstream(always(OK)) as upstream, Transport(age_s=-1) as transport:
         for _ in range(2):
@@ -304,7 +316,10 @@ async def test_close_ends_everything_under_way() -> None:
 
 @pytest.mark.asyncio
 async def test_close_while_connecting_leaves_no_connection() -> None:
-    async with Upstream(silent) as upstream:
+    async def script(peer: Peer) -> None:
+        await peer.wait_closed()
+
+    async with Upstream(script) as upstream:
         transport = Transport()
         task = asyncio.create_task(post(transport, upstream.origin))
         await until(lambda: bool(transport.stats()))
@@ -312,6 +327,9 @@ async def test_close_while_connecting_leaves_no_connection() -> None:
         with pytest.raises((ConnectFailed, Cut)):
             await task
         assert only(transport).open == only(transport).connecting == 0
+        for peer in upstream.peers:
+            async with asyncio.timeout(1):
+                await peer.gone.wait()
 
 
 @pytest.mark.asyncio

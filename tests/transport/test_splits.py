@@ -189,3 +189,19 @@ def test_reading_stops_at_the_high_water_mark_and_goes_on_when_read() -> None:
         await asyncio.sleep(0)
 
     run(main)
+
+
+def test_an_answer_that_ends_while_reading_is_stopped_leaves_it_going() -> None:
+    """TLS may hand over what it has decrypted already; the next exchange on the connection must still be heard."""
+
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop, Limits(high_water=10))
+        answer = await bench.exchange(b"HTTP/1.1 200 OK\r\ncontent-length: 30\r\n\r\n")
+        bench.connection.data_received(b"x" * 20)
+        assert not bench.socket.reading
+        bench.connection.data_received(b"x" * 10)
+        assert bench.socket.reading
+        assert answer.take() == b"x" * 30
+        assert bench.kept == 1
+
+    run(main)
