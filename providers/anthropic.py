@@ -136,7 +136,7 @@ class _Message:
         if kind == "thinking_delta":
             return _said(Mused, delta.get("thinking"))
         if kind == "input_json_delta":
-            return self._calls.argue(index, delta.get("partial_json") or "")
+            return self._calls.argue(index, delta.get("partial_json"))
         return []
 
     def _stopped(self, told: dict[str, Any]) -> list[Event]:

@@ -122,16 +122,18 @@ class _Converse:
             return [Said(text)]
         use = delta.get("toolUse")
         if isinstance(use, dict):
-            return self._calls.argue(block, use.get("input") or "")
+            return self._calls.argue(block, use.get("input"))
         thought = delta.get("reasoningContent")
         mused = thought.get("text") if isinstance(thought, dict) else None
         return [Mused(mused)] if isinstance(mused, str) and mused else []
 
 
 def _stopped(reason: Any) -> list[Event]:
+    if not isinstance(reason, str):
+        return []
     if reason in _MALFORMED:
         return [Broke(broken(f"The model's answer was malformed ({reason}).", "upstream_malformed"))]
-    return [Ended(_REASONS.get(reason, Reason.STOP))] if isinstance(reason, str) else []
+    return [Ended(_REASONS.get(reason, Reason.STOP))]
 
 
 class _StreamDecoder:

@@ -6,8 +6,7 @@ from typing import Any
 
 from providers.exchange import Usage
 
-ABORTED = frozenset({"abort", "aborted", "error"})
-"""Values of `finish_reason` by which engines tell that they gave up; no client knows them."""
+_ABORTED = frozenset({"abort", "aborted", "error"})
 
 _SAID = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio", "text")
 
@@ -50,3 +49,14 @@ def read_usage(usage: dict[str, Any]) -> Usage:
 def says(delta: dict[str, Any]) -> bool:
     """Whether a delta, message or completion choice holds anything the model generated."""
     return any(delta.get(name) for name in _SAID)
+
+
+def gave_up(reason: Any) -> bool:
+    """Whether a `finish_reason` is one by which engines tell that they gave up; no client knows those."""
+    return isinstance(reason, str) and reason in _ABORTED
+
+
+def index_of(part: dict[str, Any], place: int) -> int:
+    """The index of a choice or a tool call, or its place when it names none."""
+    index = part.get("index")
+    return index if isinstance(index, int) and not isinstance(index, bool) and index >= 0 else place

@@ -268,10 +268,10 @@ class Calls:
         index = self.index[block] = len(self.index)
         return Called(index, id_, name)
 
-    def argue(self, block: int, text: str) -> list[Event]:
-        """Arguments for the block's call; nothing for a block that is no call."""
+    def argue(self, block: int, text: Any) -> list[Event]:
+        """Arguments for the block's call; nothing for a block that is no call, nor for what is no text."""
         index = self.index.get(block)
-        if index is None or not text:
+        if index is None or not isinstance(text, str) or not text:
             return []
         self.argued.add(block)
         return [Argued(index, text)]

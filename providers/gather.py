@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from providers.chunks import ABORTED, read_usage, says
+from providers.chunks import gave_up, index_of, read_usage, says
 from providers.exchange import NO_USAGE, Call, Endpoint, Gathered, Relayed, Usage
 from providers.failures import broken, classify_error, read_error
 from providers.sse import EventTooLarge, Framer, data_of, encode_event
@@ -80,7 +80,7 @@ class WholeReader:
         choices = answer.get("choices")
         if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
             return Relayed(failure=broken("The upstream's answer holds no choices.", "upstream_malformed"))
-        reason = next((choice["finish_reason"] for choice in choices if choice.get("finish_reason") in ABORTED), None)
+        reason = next((choice["finish_reason"] for choice in choices if gave_up(choice.get("finish_reason"))), None)
         if reason is not None:
             return Relayed(failure=broken(f"The upstream gave the answer up ({reason}).", "upstream_aborted"))
         self.tokens = self.usage.output_tokens or 0
@@ -113,7 +113,7 @@ def as_stream(answer: dict[str, Any], wants_usage: bool) -> bytes:
     said: list[dict[str, Any]] = []
     ends: list[dict[str, Any]] = []
     for place, choice in enumerate(answer["choices"]):
-        index = choice.get("index", place)
+        index = index_of(choice, place)
         if not chat:
             said.append(choice)
             continue
@@ -233,14 +233,14 @@ class GatherReader:
         for place, choice in enumerate(choices if isinstance(choices, list) else ()):
             if not isinstance(choice, dict):
                 continue
-            index = choice.get("index", place)
+            index = index_of(choice, place)
             gathered = self._choices.get(index)
             if gathered is None:
                 gathered = self._choices[index] = _Choice(index)
             if gathered.add(choice):
                 relayed.tokens += 1
                 relayed.content = True
-            if choice.get("finish_reason") in ABORTED:
+            if gave_up(choice.get("finish_reason")):
                 reason = choice["finish_reason"]
                 relayed.failure = broken(f"The upstream gave the answer up ({reason}).", "upstream_aborted")
 
@@ -314,7 +314,8 @@ class _Choice:
             elif name == "function_call" and isinstance(value, dict):
                 legacy = self.message.setdefault(name, {"name": "", "arguments": ""})
                 legacy["name"] = legacy["name"] or value.get("name") or ""
-                legacy["arguments"] += value.get("arguments") or ""
+                arguments = value.get("arguments")
+                legacy["arguments"] += arguments if isinstance(arguments, str) else ""
             elif isinstance(value, str):
                 self.parts.setdefault(name, []).append(value)
             elif isinstance(value, list) and isinstance(self.message.get(name), list):
@@ -323,21 +324,25 @@ class _Choice:
                 self.message[name] = value
 
     def _add_call(self, call: dict[str, Any]) -> None:
-        index = call.get("index")
-        if not isinstance(index, int):
-            index = len(self.calls) if call.get("id") or not self.calls else max(self.calls)
+        index = index_of(call, len(self.calls) if call.get("id") or not self.calls else max(self.calls))
         known = self.calls.setdefault(
             index, {"id": None, "type": "function", "function": {"name": "", "arguments": []}}
         )
         for name, value in call.items():
-            if name == "function" and isinstance(value, dict):
-                function = known["function"]
-                function["name"] = function["name"] or value.get("name") or ""
-                if value.get("arguments"):
-                    function["arguments"].append(value["arguments"])
-                function.update({k: v for k, v in value.items() if k not in ("name", "arguments")})
-            elif name != "index" and value and not (name in ("id", "type") and name == "id" and known["id"]):
+            if name == "function":
+                if isinstance(value, dict):
+                    self._add_function(known["function"], value)
+            elif name == "id":
+                known["id"] = known["id"] or value
+            elif name != "index" and value:
                 known[name] = value
+
+    def _add_function(self, known: dict[str, Any], more: dict[str, Any]) -> None:
+        known["name"] = known["name"] or more.get("name") or ""
+        arguments = more.get("arguments")
+        if isinstance(arguments, str) and arguments:
+            known["arguments"].append(arguments)
+        known.update({name: value for name, value in more.items() if name not in ("name", "arguments")})
 
     def joined(self, chat: bool) -> dict[str, Any]:
         """The choice as a whole answer holds it."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from providers.chunks import ABORTED, read_usage, says
+from providers.chunks import gave_up, index_of, read_usage, says
 from providers.exchange import NO_USAGE, Call, Endpoint, Failure, Relayed, Usage
 from providers.failures import broken, classify_error, read_error
 from providers.gather import WholeReader
@@ -229,7 +229,7 @@ class StreamReader:
         reason = choice.get("finish_reason")
         if reason:
             self._finished = True
-            if reason in ABORTED:
+            if gave_up(reason):
                 relayed.failure = _given_up(str(reason))
         if self._call.endpoint is not Endpoint.CHAT:
             if says(choice):
@@ -240,7 +240,7 @@ class StreamReader:
         if not isinstance(delta, dict):
             choice["delta"] = {}
             return True
-        index = choice.get("index", 0)
+        index = index_of(choice, 0)
         changed = False
         if index not in self._choices:
             self._choices.add(index)
@@ -262,9 +262,9 @@ class StreamReader:
 
     def _mend_tool(self, choice: int, position: int, call: dict[str, Any]) -> bool:
         changed = False
-        index = call.get("index")
-        if not isinstance(index, int):
-            index = call["index"] = position
+        index = index_of(call, position)
+        if call.get("index") != index:
+            call["index"] = index
             changed = True
         function = call.get("function")
         named = isinstance(function, dict) and bool(function.get("name"))

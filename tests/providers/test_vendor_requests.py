@@ -388,7 +388,7 @@ def picture(url: str) -> dict[str, Any]:
             },
             "messages[1].tool_calls[0].function.arguments",
         ),
-        (("gemini",), {"messages": [{"role": "tool", "tool_call_id": "a", "content": "x"}]}, "messages[0].tool_call_id"),
+        (("gemini",), {"messages": [{"role": "tool", "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
         (
             ("anthropic", "bedrock"),
             picture("data:image/tiff;base64,x"),
