@@ -25,6 +25,7 @@ from prometheus_client.core import Metric
 
 from fairqueue.admission import Admission, Choose, PoolSettings, PoolSnapshot
 from fairqueue.capacity import Capacity, Scrape
+from fairqueue.reservations import Reservation
 from gateway import config as config_file
 from gateway import values
 from gateway.accept import Doorman
@@ -104,6 +105,7 @@ class App:
         self.strangers = Strangers(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
         self.breakers = Breakers(random.random, values.breaker(config.failover))
         self.pools: dict[str, _Parts] = {}
+        self._sold: dict[tuple[str, str], Reservation | None] = {}  # as last told to a pool, by (pool, tenant)
         self.port = self.admin_port = 0
         self._log = logs.RequestLog(request_log)
         self._started = int(self.clock.unix())
@@ -254,6 +256,7 @@ class App:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self.clock.resync()
+            self._keep_reservations(self.config)
             if isinstance(self.limiter, LocalLimiter):
                 self.limiter.sweep_now(self.clock.unix_us())
 
@@ -264,9 +267,8 @@ class App:
         pools = {name: self._pool(name, pool, config, now) for name, pool in config.pools.items()}
         for name in [name for name in self.pools if name not in pools]:
             self._retire(name, now)
-        for parts in self.pools.values():
-            for name, tenant in config.tenants.items():
-                parts.gate.core.set_tenant(name, weight=tenant.weight, now=now)
+        self._sold.clear()
+        self._keep_reservations(config)
         prices = values.prices(config)
         models = {name: self._model(name, model, config, prices[name]) for name, model in config.models.items()}
         for alias, name in config.names().items():
@@ -281,6 +283,20 @@ class App:
             max_body_bytes=config.listen.max_body_bytes,
             body_timeout_s=config.listen.body_timeout_ms / 1000,
         )
+
+    def _keep_reservations(self, config: Config) -> None:
+        """Weights and reservations of every tenant in every pool; shares follow the capacity that is measured."""
+        now = self.clock.monotonic()
+        for pool, parts in self.pools.items():
+            core = parts.gate.core
+            measured = core.measured(now)
+            for name, tenant in config.tenants.items():
+                given = tenant.reservations.get(pool)
+                sold = values.reservation(given, measured, self.clock) if given is not None else None
+                key = (pool, name)
+                if key not in self._sold or self._sold[key] != sold:
+                    self._sold[key] = sold
+                    core.set_tenant(name, weight=tenant.weight, reservation=sold, now=now)
 
     def _pool(self, name: str, pool: Pool, config: Config, now: float) -> PoolEntry:
         settings = values.pool_settings(name, pool, config)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
 
 from fairqueue.admission import PoolSettings
 from fairqueue.bounds import Bounds
 from fairqueue.capacity import Capacity
 from fairqueue.item import Costs, RequestClass
+from fairqueue.reservations import Reservation, Vector
 from gateway import limit_rules
+from gateway.clock import Clock
 from gateway.limits import compiled_all
 from gateway.principals import Principal
 from gateway.settings import Config, Failover, Tls
 from gateway.settings_models import Model
 from gateway.settings_models import Prices as PriceSettings
 from gateway.settings_pools import Pool
+from gateway.settings_tenants import Reservation as ReservationSettings
 from gateway.world import Credential, ModelPrices, ReplicaAddress
 from providers.engines import FACTS
 from providers.health import BreakerSettings
@@ -25,6 +30,8 @@ from providers.transport import Origin, Timers
 from providers.watch import Watched
 from ratelimit.limit import Limit, Mode
 from ratelimit.prices import PriceBook, Prices, Unpriced, prices_from
+
+_SCHEDULE_DAYS = 9  # days of a weekly schedule laid out ahead; renewed long before they run out
 
 
 def pool_settings(name: str, pool: Pool, config: Config) -> PoolSettings:
@@ -91,6 +98,21 @@ def prices(config: Config) -> dict[str, ModelPrices]:
         if price is not None:
             found[name][target] = price
     return {name: ModelPrices(by_target) for name, by_target in found.items()}
+
+
+def reservation(given: ReservationSettings, measured: Vector, clock: Clock) -> Reservation:
+    """A share of a pool as what it is worth in the capacity measured now; the unmeasured guarantees nothing yet."""
+    offset = clock.monotonic() - clock.unix()
+    today = datetime.fromtimestamp(clock.unix(), ZoneInfo(given.timezone)).date()
+    rate = given.rate_share * (measured.rate or 0.0)
+    return Reservation(
+        rate=rate,
+        burst=rate * given.burst_s,
+        seats=int(given.room_share * (measured.seats or 0)),
+        kv_tokens=int(given.room_share * (measured.kv_tokens or 0)),
+        hold=given.hold,
+        windows=given.windows(today - timedelta(days=1), _SCHEDULE_DAYS, offset),
+    )
 
 
 def adapters(pool: Pool) -> dict[str, frozenset[str] | None]:

@@ -144,7 +144,21 @@ class Page(Collector):
         usable = GaugeMetricFamily(
             "weighbridge_replica_usable", "1 when the replica takes new work.", labels=("pool", "replica")
         )
+        capacity = GaugeMetricFamily(
+            "weighbridge_capacity",
+            "What a replica can take (seats, tokens, tokens/s) and where the figure is from.",
+            labels=("pool", "replica", "dimension", "source", "provisional"),
+        )
+        held = GaugeMetricFamily(
+            "weighbridge_reserved_room_held", "Room kept free for reservations.", labels=("pool", "dimension")
+        )
+        oversold = GaugeMetricFamily(
+            "weighbridge_pool_oversold", "1 while sold guarantees exceed what is measured.", labels=("pool",)
+        )
         for pool in self._pools():
+            held.add_metric([pool.name, "seats"], pool.held_seats)
+            held.add_metric([pool.name, "kv_tokens"], pool.held_kv_tokens)
+            oversold.add_metric([pool.name], 1 if pool.oversold else 0)
             depth.add_metric([pool.name], pool.waiting)
             for replica in pool.replicas:
                 labels = [pool.name, replica.name]
@@ -152,4 +166,13 @@ class Page(Collector):
                 kv.add_metric(labels, replica.kv_tokens_held)
                 prefill.add_metric(labels, replica.prefill_tokens)
                 usable.add_metric(labels, 1 if replica.usable else 0)
-        yield from (depth, seats, kv, prefill, usable)
+                for dimension, figure in (
+                    ("seats", replica.seats),
+                    ("kv_tokens", replica.kv_tokens),
+                    ("prefill_tokens_per_s", replica.prefill_rate),
+                    ("chunk_tokens", replica.chunk_tokens),
+                ):
+                    if figure.value is not None:
+                        provisional = "true" if figure.provisional else "false"
+                        capacity.add_metric([*labels, dimension, figure.source, provisional], figure.value)
+        yield from (depth, seats, kv, prefill, usable, capacity, held, oversold)

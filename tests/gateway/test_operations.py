@@ -179,3 +179,17 @@ async def _ready(session: aiohttp.ClientSession, url: str) -> None:
             pass
         await asyncio.sleep(0.05)
     raise AssertionError("the gateway did not become ready")
+
+
+async def test_a_reservation_is_a_share_of_what_is_measured() -> None:
+    async with running(2) as stack:
+        text = settings_text(stack.engines, None, pool="capacity: {seats: 20}").replace(
+            "  alice:\n", "  alice:\n    reservations: {local: {room_share: 0.25, hold: 1}}\n"
+        )
+        stack.app.reload(config.parse(text, "new.yaml", {}).config)
+        snapshot = stack.app.pools["local"].gate.core.snapshot(stack.app.clock.monotonic())
+        # A quarter of two replicas of 20 seats and 32,000 KV tokens, all of it held free.
+        assert snapshot.tenants["alice"].reserved_seats == 10
+        assert snapshot.tenants["alice"].reserved_kv_tokens == 16_000
+        assert await stack.metric('weighbridge_reserved_room_held{dimension="seats",pool="local"}') == 10
+        assert await stack.metric("weighbridge_pool_oversold") == 0
