@@ -61,6 +61,8 @@ class AdapterSettings:
     """Running requests per resident replica above which one more may load it."""
     queue: int = 32
     """Adapters that may wait for one replica's loads."""
+    remembered: int = 256
+    """Adapters whose failed loads one replica remembers; the oldest is forgotten first."""
 
 
 DEFAULT = AdapterSettings()
@@ -210,7 +212,10 @@ class Adapters:
         before = replica.failures.get(adapter)
         times = 1 if before is None else before.times + 1
         pause = min(self._settings.pause_s * 2.0 ** (times - 1), self._settings.pause_cap_s)
+        replica.failures.pop(adapter, None)
         replica.failures[adapter] = Failed(cause, times, now + pause)
+        if len(replica.failures) > self._settings.remembered:
+            del replica.failures[next(iter(replica.failures))]
 
     def begin(self, name: str, adapter: str) -> None:
         """A request runs on `name` with `adapter`; end it with `end` on every way out."""
@@ -300,6 +305,7 @@ class _Slots:
         self.began = 0.0
         self.queue: deque[str] = deque()
         self.failures: dict[str, Failed] = {}
+        """By adapter, oldest first."""
 
     def room(self) -> bool:
         """A slot is free or can be freed."""

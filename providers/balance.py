@@ -149,8 +149,12 @@ class Chooser:
         self._settings = settings
 
     def set_replicas(self, names: Sequence[str]) -> None:
-        """The pool's replicas, usable or not: the ring is made of these."""
+        """The pool's replicas, usable or not: the ring is made of these, and what is known of others is dropped."""
         self._ring.set(names)
+        kept = set(names)
+        for known in (self._late, self._speculative):
+            for name in known.keys() - kept:
+                del known[name]
 
     def __call__(self, item: Wanted, fitting: Sequence[View], now: float) -> str:
         """The name of one of `fitting`, all of which have room. Raises IndexError if there is none."""

@@ -84,6 +84,15 @@ def test_after_a_failure_another_replica_is_asked() -> None:
     assert adapters.want("fr", ["a", "b"], 1.0) == Load("b", "fr", None)
 
 
+def test_failures_of_adapters_that_nobody_has_do_not_fill_the_memory() -> None:
+    adapters = pool("a")
+    for n in range(1000):
+        adapters.want(f"made-up-{n}", ["a"], float(n))
+        adapters.failed("a", f"made-up-{n}", float(n), "not found")
+    assert len(adapters.snapshot()["a"].failures) == 256
+    assert isinstance(adapters.want("made-up-999", ["a"], 999.0), Cannot)
+
+
 def test_a_load_without_an_answer_counts_as_failed() -> None:
     adapters = pool("a")
     adapters.want("fr", ["a"], 0.0)
