@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from typing import Any
 
 RETRY_MAX_S = 3600.0
 """No hint is believed beyond an hour: a wrong one would take a target out for longer than anyone notices."""
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|s|m|h|d)")
-_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNIT_S = MappingProxyType(
+    {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+)
 _TRY_AGAIN = re.compile(
     r"(?:try again|retry) (?:in|after) (\d+(?:\.\d+)?)\s*(ms|s|milliseconds|seconds)?\b", re.IGNORECASE
 )
@@ -129,15 +132,21 @@ class LimitHints:
     output_tokens: Window | None = None
 
 
-_WINDOWS = {
-    "requests": (
-        ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
-        "requests",
-    ),
-    "tokens": (("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"), "tokens"),
-    "input_tokens": (None, "input-tokens"),
-    "output_tokens": (None, "output-tokens"),
-}
+# Window -> its names in the OpenAI family, None where that has none, and what Anthropic calls it.
+_WINDOWS: Mapping[str, tuple[tuple[str, str, str] | None, str]] = MappingProxyType(
+    {
+        "requests": (
+            ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
+            "requests",
+        ),
+        "tokens": (
+            ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
+            "tokens",
+        ),
+        "input_tokens": (None, "input-tokens"),
+        "output_tokens": (None, "output-tokens"),
+    }
+)
 
 
 def _count(text: str | None) -> int | None:
