@@ -45,11 +45,19 @@ def stores(config: Config) -> Iterator[Finding]:
             f"{config.limits_when_store_is_away!r} has no effect without redis: limits are this instance's own",
             warning=True,
         )
-    if config.redis is not None and (config.store is None or config.store.get_secret_value().startswith("sqlite")):
+
+
+def ahead(config: Config) -> Iterator[Finding]:
+    """Settings that no part reads: silence about them would be a promise."""
+    if config.store is not None:
         yield Finding(
-            ("redis",),
-            "instances that share Redis need one registry too: set store to a postgresql+asyncpg URL",
+            ("store",),
+            "has no effect in this version: tenants come from this file and usage is kept in metrics and the log only",
             warning=True,
+        )
+    if config.telemetry.otlp_endpoint is not None:
+        yield Finding(
+            ("telemetry", "otlp_endpoint"), "has no effect in this version: no traces are exported", warning=True
         )
 
 
@@ -78,7 +86,8 @@ def something_to_serve(config: Config) -> Iterator[Finding]:
 
 RULES: Final[tuple[Rule, ...]] = (
     rule(listeners, "listen", "admin"),
-    rule(stores, "redis", "store", "limits_when_store_is_away"),
+    rule(stores, "redis", "limits_when_store_is_away"),
+    rule(ahead, "store", "telemetry"),
     rule(failover, "failover"),
     rule(something_to_serve, "pools", "models"),
     *config_rules_pools.RULES,
