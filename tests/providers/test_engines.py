@@ -170,15 +170,15 @@ def test_a_page_of_ten_thousand_lines_is_read_in_less_than_five_milliseconds() -
         for n in range(10_000)
     )
     page = buckets + VLLM
-    best = min(_seconds(page) for _ in range(5))
+    best = min(_seconds(page) for _ in range(10))
     assert parse_metrics("vllm", page) == parse_metrics("vllm", VLLM)
     assert best < 0.005, f"{best * 1e3:.1f} ms"
 
 
 def _seconds(page: str) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     parse_metrics("vllm", page)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def test_facts_agree_with_each_other() -> None:

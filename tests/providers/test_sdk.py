@@ -48,9 +48,9 @@ USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_stream_helper_puts_the_answer_together(kind: str) -> None:
-    with client(relayed(kind, ANSWERS[kind]["text"], **USAGE), EVENT_STREAM) as sdk:
-        with sdk.chat.completions.stream(**ASK, stream_options={"include_usage": True}) as stream:
-            completion = stream.get_final_completion()
+    sdk = client(relayed(kind, ANSWERS[kind]["text"], **USAGE), EVENT_STREAM)
+    with sdk, sdk.chat.completions.stream(**ASK, stream_options={"include_usage": True}) as stream:
+        completion = stream.get_final_completion()
     [choice] = completion.choices
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
     assert completion.usage is not None
@@ -59,9 +59,9 @@ def test_its_stream_helper_puts_the_answer_together(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", WITH_TOOLS)
 def test_its_stream_helper_puts_tool_calls_together(kind: str) -> None:
-    with client(relayed(kind, ANSWERS[kind]["tools"], stream=True), EVENT_STREAM) as sdk:
-        with sdk.chat.completions.stream(**ASK, tools=[WEATHER]) as stream:
-            [choice] = stream.get_final_completion().choices
+    sdk = client(relayed(kind, ANSWERS[kind]["tools"], stream=True), EVENT_STREAM)
+    with sdk, sdk.chat.completions.stream(**ASK, tools=[WEATHER]) as stream:
+        [choice] = stream.get_final_completion().choices
     assert choice.finish_reason == "tool_calls"
     calls = choice.message.tool_calls
     assert calls is not None
