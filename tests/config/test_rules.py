@@ -41,8 +41,7 @@ def test_a_good_file_is_not_complained_about() -> None:
         # A provider that is not reached over TLS, but on this machine.
         'pools: {p: {kind: openai-compatible, account: {url: "http://127.0.0.1:9/v1", '
         "credentials: [{name: main, key: k}]}}}\n" + MODEL,
-        "store: postgresql+asyncpg://u:p@db/w\nredis: rediss://:p@cache:6380/0\n"
-        "limits_when_store_is_away: closed\n" + POOL + MODEL,
+        "redis: rediss://:p@cache:6380/0\nlimits_when_store_is_away: closed\n" + POOL + MODEL,
         # Two models may share a target.
         POOL
         + "models:\n  m: {context: 4096, tiers: [{targets: [{pool: p, model: x}]}]}\n"
