@@ -169,6 +169,8 @@ class Connection(asyncio.Protocol):
             if self._current is None:
                 self.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
             self.drop(reset=False)
+        else:
+            self._start()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The client left, or the connection was closed here."""
@@ -228,8 +230,6 @@ class Connection(asyncio.Protocol):
         self._queue.append(exchange)
         if len(self._queue) > _MOST_PIPELINED:
             self.drop(reset=False)
-        elif self._current is None:
-            self._start()
 
     # -- for the exchange --------------------------------------------------------------------------------------------
 

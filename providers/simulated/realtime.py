@@ -97,7 +97,17 @@ class RealTime:
         for sequence in step.produced:
             # An owner may cancel others while it is told (a fault that cuts a connection).
             if sequence.phase is not Phase.CANCELLED:
-                sequence.owner.produced(sequence, now)
+                try:
+                    sequence.owner.produced(sequence, now)
+                except Exception as error:
+                    self._report(error)
         for sequence in step.finished:
-            sequence.owner.finished(sequence, now)
+            try:
+                sequence.owner.finished(sequence, now)
+            except Exception as error:
+                self._report(error)
         self._begin(now)
+
+    def _report(self, error: Exception) -> None:
+        """One owner's failure must not keep the others from their tokens; the event loop's handler tells of it."""
+        self._loop.call_exception_handler({"message": "a simulated answer failed", "exception": error})

@@ -14,6 +14,7 @@ _FORMATS = {
     "ipv4": "192.0.2.1",
 }
 _DEEPEST = 24
+_LONGEST = 64
 
 
 def smallest(schema: Any) -> Any:
@@ -55,9 +56,11 @@ def _typed(schema: dict[str, Any], root: Any, depth: int) -> Any:
     if kind == "object":
         properties = schema.get("properties") or {}
         names = schema.get("required") or []
+        if not isinstance(properties, dict) or not isinstance(names, list):
+            return {}
         return {name: _value(properties.get(name, {}), root, depth + 1) for name in names if isinstance(name, str)}
     if kind == "array":
-        return [_value(schema.get("items", {}), root, depth + 1)] * int(schema.get("minItems", 0))
+        return [_value(schema.get("items", {}), root, depth + 1)] * _least(schema, "minItems")
     if kind in ("integer", "number"):
         return _number(schema, whole=kind == "integer")
     if kind == "boolean":
@@ -65,18 +68,24 @@ def _typed(schema: dict[str, Any], root: Any, depth: int) -> Any:
     if kind == "null":
         return None
     text = _FORMATS.get(str(schema.get("format", "")), "")
-    return text + "x" * (int(schema.get("minLength", 0)) - len(text))
+    return text + "x" * (_least(schema, "minLength") - len(text))
+
+
+def _least(schema: dict[str, Any], name: str) -> int:
+    value = schema.get(name, 0)
+    return min(int(value), _LONGEST) if isinstance(value, int | float) else 0
 
 
 def _number(schema: dict[str, Any], *, whole: bool) -> int | float:
-    if "minimum" in schema:
-        lowest = schema["minimum"]
+    bounds = {name: value for name, value in schema.items() if isinstance(value, int | float)}
+    if "minimum" in bounds:
+        lowest = bounds["minimum"]
         return -int(-lowest // 1) if whole else lowest
-    if "exclusiveMinimum" in schema:
-        return int(schema["exclusiveMinimum"] // 1) + 1
+    if "exclusiveMinimum" in bounds:
+        return int(bounds["exclusiveMinimum"] // 1) + 1
     for name in ("maximum", "exclusiveMaximum"):
-        if name in schema and schema[name] <= 0:
-            return int(schema[name] // 1) - 1
+        if name in bounds and bounds[name] <= 0:
+            return int(bounds[name] // 1) - 1
     return 0
 
 

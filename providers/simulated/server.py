@@ -171,6 +171,11 @@ class SimulatedServer:
                 self._other(exchange, path)
         except ApiError as error:
             exchange.respond(error.status, error_body(error, account=self._account), headers=error.headers)
+        except Exception:
+            # A fault of ours: the client gets a proper answer, the event loop's handler the traceback.
+            failed = ApiError(500, "The simulated server failed.")
+            exchange.respond(500, error_body(failed, account=self._account))
+            raise
 
     def _other(self, exchange: Exchange, path: str) -> None:
         name = "/v1/models" if path.startswith("/v1/models/") else path

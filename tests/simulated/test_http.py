@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -363,3 +364,25 @@ async def test_several_servers_share_a_process_and_close_for_good() -> None:
         await one.close()
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", one.port)
+
+
+async def test_a_fault_of_the_server_is_answered_and_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails while one answer is written, the engine goes on for the others."""
+    loop = asyncio.get_running_loop()
+    reported: list[Any] = []
+    loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    async with served(preset("small")) as (server, session):
+        broken = asyncio.create_task(post(session, body(max_tokens=900)))
+        await until(lambda: server.engine.running == 1)
+        (sequence,) = server.engine.live.values()
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("on purpose")
+
+        sequence.owner = SimpleNamespace(produced=fail, finished=fail)
+        assert (await post(session, body()))[0] == 200
+        assert {str(error) for error in reported} == {"on purpose"}
+        broken.cancel()
+        monkeypatch.setattr(SimulatedServer, "_infer", fail)
+        assert (await post(session, body()))[0] == 500
+    loop.set_exception_handler(None)

@@ -91,6 +91,9 @@ def test_seeds_tell_where_one_part_ends() -> None:
         ),
         ({"allOf": [{"type": "object", "required": ["a"]}, {"properties": {"a": {"type": "boolean"}}}]}, {"a": False}),
         (True, None),
+        ({"type": "array", "minItems": "many"}, []),
+        ({"type": "object", "required": 5}, {}),
+        ({"type": "integer", "minimum": "low"}, 0),
     ],
 )
 def test_the_smallest_value_of_a_schema(schema: Any, value: Any) -> None:
