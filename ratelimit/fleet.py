@@ -147,6 +147,12 @@ class Fleet:
             rounds.append((tag, tag.rounds + 1))
         return rounds
 
+    def give_up_ceiling(self, tag: Tag, group: SharedGroup, amounts: Amounts) -> None:
+        """The request waits no longer; what it needed may still be granted, and is given back later."""
+        assert group.ceiling is not None
+        for lease in group.ceiling.members:
+            tag.withdraw(lease.limit.key, units_of(lease.limit.dimension, amounts))
+
     def refuse_ceiling(self, group: SharedGroup, amounts: Amounts, now: int) -> Refusal | Holds:
         """Why the ceilings do not let a request pass; if only shadow limits are short, they are charged and it does."""
         assert group.ceiling is not None

@@ -159,7 +159,7 @@ class LeasedSlots(Slots):
         self.limit = limit
 
     def forgettable(self, now: int = 0) -> bool:
-        return self.amount == 0 and self.used == 0
+        return self.amount == 0 and self.used == 0 and self.asked == 0
 
     def spare(self) -> bool:
         return self.amount > self.used
@@ -202,13 +202,14 @@ class LeasedSlots(Slots):
 class LeasedMoney(Budget):
     """A part of a budget: `amount` is leased and not yet reported spent, `held` and `spent` are of it."""
 
-    __slots__ = ("told_at", "whole")
+    __slots__ = ("asked", "told_at", "whole")
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit)
         self.whole = Budget(limit)
         self.amount = 0
         self.near = 0
+        self.asked = 0  # granted perhaps by a call whose answer never came; the next says anew what is kept
         self.told_at = 0  # when the store last said how much is left; 0: never
 
     def reshape(self, limit: Limit) -> None:
@@ -224,7 +225,7 @@ class LeasedMoney(Budget):
 
     def forgettable(self, now: int) -> bool:
         self.free(now)
-        return self.amount == 0 and self.held == 0 and self.spent == 0
+        return self.amount == 0 and self.held == 0 and self.spent == 0 and self.asked == 0
 
     def spare(self) -> bool:
         return self.amount > self.spent + self.held
@@ -245,11 +246,13 @@ class LeasedMoney(Budget):
         keep = self.held if not (renew or need) else max(self.held, self.amount - spent)
         self.amount = keep
         want = max(0, chunk(self.limit, instances) - (keep - self.held)) if renew and self.low(instances) else 0
+        self.asked = max(want, need)
         return Ask(spent, self.period, keep, want, need, floor(self.limit, instances))
 
     def granted(self, grant: int, level: int, now: int, period: int) -> None:
         if period == self.period:
             self.amount += grant
+        self.asked = 0
         self.told(level, now)
 
     def told(self, level: int, now: int) -> None:

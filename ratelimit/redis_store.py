@@ -303,8 +303,13 @@ class RedisLimiter:
     async def _ask_ceiling(self, group: SharedGroup, amounts: Amounts, now: int) -> Holds | Refusal:
         """A lease call for what the request cannot do without; everybody who waits at the time shares it."""
         for tag, wanted in self._fleet.need_ceiling(group, amounts):
-            while tag.done < wanted:
-                await self._upkeep.lease_round(tag, now)
+            try:
+                while tag.done < wanted:
+                    await self._upkeep.lease_round(tag, now)
+            except (StoreAwayError, asyncio.CancelledError):
+                if tag.rounds < wanted:
+                    self._fleet.give_up_ceiling(tag, group, amounts)
+                raise
         taken = self._fleet.by_ceiling(group, amounts, now)
         return taken if taken is not None else self._fleet.refuse_ceiling(group, amounts, now)
 

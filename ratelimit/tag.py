@@ -84,6 +84,14 @@ class Tag:
             return any(not lease.forgettable(now) for lease in self.leases.values())
         return now - self.sent > self.lasts * 2 // 3 and self.used > self.sent
 
+    def withdraw(self, key: str, units: int) -> None:
+        """A request that waited for these units does so no longer."""
+        left = self.needs.get(key, 0) - units
+        if left > 0:
+            self.needs[key] = left
+        else:
+            self.needs.pop(key, None)
+
     def prepare(self, instance: str, instances: int, now: int, describe: Describe, clock: str, *,
                 give_all: bool = False) -> LeaseCall | None:  # fmt: skip
         """The call to send: an unanswered one again, or a new one; None if there is nothing to say.
@@ -96,7 +104,7 @@ class Tag:
         asks: list[object] = []
         active = self.wants.union(limit.key for group in self.active for limit in group.limits)
         for key, lease in self.leases.items():
-            need = self.needs.get(key, 0)
+            need = 0 if give_all else self.needs.get(key, 0)
             if key in self.wants or key in self.gives or need or not lease.forgettable(now):
                 renew = key in active and key not in self.gives and not give_all
                 asks.append([describe(lease), *lease.ask(instances, need, now, renew=renew)])
