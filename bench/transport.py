@@ -1,7 +1,8 @@
 """CPU time of the upstream leg per request and per event: `python -m bench.transport [seconds]`.
 
 A server process on loopback answers every request with one fixed piece; this process sends requests in a closed loop
-and divides its own CPU time (user and system, event loop included) by what it did. aiohttp's client is the yardstick.
+and divides its own CPU time (user and system, event loop included) by what it did. Two yardsticks: a bare protocol that
+writes ready bytes and takes the first read for the answer (what the loop and the kernel cost), and aiohttp's client.
 """
 
 import asyncio
@@ -10,10 +11,12 @@ import time
 from collections.abc import Awaitable, Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from typing import cast
 
 import aiohttp
 import uvloop
 
+from providers.origin import Heads
 from providers.sse import Framer
 from providers.transport import Origin, Timers, Transport
 
@@ -44,7 +47,7 @@ class _Server(asyncio.Protocol):
     """Answers without parsing: a request ends where its read ends. One write for each event."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if b"/whole" not in data[:64]:
@@ -59,6 +62,22 @@ class _Server(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._event, left - 1)
         else:
             self.transport.write(b"0\r\n\r\n")
+
+
+class _Bare(asyncio.Protocol):
+    """The floor: no pool, no parser, no deadline."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.answer.set_result(len(data))
+
+    def ask(self, request: bytes) -> asyncio.Future[int]:
+        """Write a request; its answer is the next read."""
+        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return self.answer
 
 
 def _serve(pipe: Connection) -> None:
@@ -92,6 +111,15 @@ async def _run(port: int, seconds: float) -> None:
     body = b"x" * 400
 
     async with Transport() as transport, aiohttp.ClientSession() as session:
+        create = asyncio.get_running_loop().create_connection
+        bare = [(await create(_Bare, origin.host, origin.port))[1] for _ in range(CONCURRENCY)]
+        request = Heads(origin).build("POST", "/whole", _HEADERS, len(body)) + body
+
+        async def floor() -> int:
+            protocol = bare.pop()
+            size = await protocol.ask(request)
+            bare.append(protocol)
+            return size
 
         async def whole() -> int:
             answer = await transport.send(origin, "POST", "/whole", _HEADERS, body, timers)
@@ -109,7 +137,12 @@ async def _run(port: int, seconds: float) -> None:
             async with session.post(f"{origin}/whole", headers=dict(_HEADERS), data=body) as answer:
                 return len(await answer.read())
 
-        for name, once in (("whole answer", whole), ("stream", stream), ("whole answer, aiohttp's client", other)):
+        for name, once in (
+            ("whole answer, bare protocol", floor),
+            ("whole answer", whole),
+            ("stream", stream),
+            ("whole answer, aiohttp's client", other),
+        ):
             await _measure(once, 0.3)
             best = min([await _measure(once, seconds) for _ in range(3)], key=lambda m: m[1])
             per_event = f", {best[1] * 1e6 / EVENTS:5.2f} us an event" if once is stream else ""

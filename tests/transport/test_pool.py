@@ -327,9 +327,9 @@ async def test_close_while_connecting_leaves_no_connection() -> None:
         with pytest.raises((ConnectFailed, Cut)):
             await task
         assert only(transport).open == only(transport).connecting == 0
-        for peer in upstream.peers:
-            async with asyncio.timeout(1):
-                await peer.gone.wait()
+        await until(lambda: bool(upstream.peers))
+        async with asyncio.timeout(1):
+            await upstream.peers[0].gone.wait()
 
 
 @pytest.mark.asyncio
