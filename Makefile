@@ -5,13 +5,19 @@ PORT ?= 8080
 ADMIN_PORT ?= 8081
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test lint bench lock clean
+.PHONY: run test test-real lint bench lock clean
 
 run: .venv/run.stamp
 	@PORT=$(PORT) ADMIN_PORT=$(ADMIN_PORT) $(BIN)/weighbridge demo
 
 test: .venv/dev.stamp
 	@$(BIN)/python -m pytest
+
+# The gateway in front of real engines. They are built once into .cache/real (WEIGHBRIDGE_CACHE names another folder);
+# that needs a C++ compiler, 3 GB of disk and some minutes.
+test-real: .venv/dev.stamp
+	@$(BIN)/python -m tests.real.backends
+	@$(BIN)/python -m pytest -m real tests/real
 
 lint: .venv/dev.stamp
 	@$(BIN)/ruff check .
