@@ -268,11 +268,7 @@ class Admission:
         if ticket._released or ticket.first_token_at is not None:
             return
         ticket.first_token_at = ticket._last_at = now
-        replica = ticket._replica
-        replica.first_token(ticket, now)
-        if not ticket._solid and not ticket.item.gathered:
-            replica.solidify(ticket)
-            self._dispatcher.solid_seats += ticket.item.demand.seats
+        ticket._replica.first_token(ticket, now)
         self._dispatcher.room_grew()
 
     def progress(self, ticket: Ticket, output_tokens: int, now: float) -> None:

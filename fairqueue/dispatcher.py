@@ -7,7 +7,8 @@ as many in each next call, so a fitting request is found however far back it sta
 
 A head that fits nowhere is *passed* by what is granted after it in order. Each pass counts the granted cost, and at
 `overtake` times its own cost the head claims the least loaded replica it may use: nobody but guaranteed requests
-enters there until it fits. Preemptible work may pass without being counted, as it gives way when asked.
+enters there until it fits. Work that can be taken back at any time may pass without being counted, and may fill room
+that is held for reservations. A batch *stream* may not: it can be taken back only until its first token.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BLOCKED = 64  # of them remembered, to count what passes them
 
 
 class Dispatcher:
-    """Grants for one pool. Invariant: `solid_seats` = seats of tickets in flight that cannot be preempted."""
+    """Grants for one pool. Invariant: `solid_seats` = seats of tickets in flight that are not recallable."""
 
     __slots__ = (
         "_blocked",
@@ -234,7 +235,7 @@ class Dispatcher:
 
     def _pass(self, ahead: list[Item], item: Item, replicas: list[Replica]) -> None:
         """`item` was granted past others that did not fit. Who was passed by enough gets a replica for itself."""
-        if item.preemptible:  # can be taken back, so it is in nobody's way
+        if item.recallable:  # gives way when asked, so it is in nobody's way
             return
         for other in ahead:
             if other.flow is None:
@@ -272,7 +273,7 @@ class Dispatcher:
     def place(self, item: Item, tenant: Tenant, replicas: list[Replica], now: float) -> Replica | None:
         """The replica among these open ones where the item goes now, or None."""
         withheld = 0.0
-        if self._waiting.guarantees.tenants and not item.preemptible:
+        if self._waiting.guarantees.tenants and not item.recallable:
             if self._seats_withheld(item, tenant):
                 return None
             withheld = self._kv_withheld(item, tenant, now)
@@ -342,7 +343,7 @@ class Dispatcher:
         ticket._paid_tokens = demand.output_tokens
         ticket._kv = demand.prompt_tokens + item.left
         ticket._released = ticket._preempting = False
-        ticket._solid = not item.preemptible
+        ticket._solid = not item.recallable
         ticket._surplus = flow.index > 0 and not waiting.queues[0].length
         item.granted += 1
         waiting.queues[flow.index].charge(flow, item.cost / tenant.weight)

@@ -7,8 +7,8 @@ and u * y prefill tokens fall into one step:
     y = a + c * kv + d * (u * y)           a, c, d >= 0
 
 Decayed least squares over windows, with the three coefficients kept non-negative by trying every subset of them (there
-are seven). A coefficient is believed when its standard error is small against it; until then the fit answers None. When recent
-windows all lie to one side of the fit the engine has changed, and the old windows are forgotten faster.
+are seven). A coefficient is believed when its standard error is small against it; until then the fit answers None.
+When recent windows all lie to one side of the fit the engine has changed, and old windows are forgotten faster.
 
 Solved for the objective with mean prompt p and mean output o, n sequences side by side start n / (o * y) requests a
 second, each bringing p prefill tokens, so

@@ -80,6 +80,11 @@ class Item:
     bypassed: float = field(default=0.0, init=False)  # cost granted past it while it was first and did not fit
     granted: int = field(default=0, init=False)  # times it was granted
 
+    @property
+    def recallable(self) -> bool:
+        """Whether it can be taken back at any time of its run: preemptible, and nothing is relayed before the end."""
+        return self.preemptible and self.gathered
+
 
 class Reason(StrEnum):
     """Why an item will not be granted."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 from fairqueue.capacity import Capacity, Figure, Scrape, ScrapeState, Source, resolve
 from fairqueue.item import Item
 from fairqueue.kv import Ledger
-from fairqueue.learn import CacheLearner, SafetyNet, SeatLearner
-from fairqueue.meter import Meter
-from fairqueue.prefill import Pace, PrefillLine, pace_rate
+from fairqueue.learn import CacheLearner, SeatLearner
+from fairqueue.prefill import PrefillLine
 from fairqueue.reservations import Vector
 from fairqueue.settings import PoolSettings
 from fairqueue.snapshot import ReplicaSnapshot
+from fairqueue.steering import Steering
 from fairqueue.ticket import Ticket
 
 _NEVER = float("inf")
@@ -36,21 +36,17 @@ class Replica:
         "_fail_need",
         "_full_at",
         "_not_before",
-        "_preempted",
         "_preemptions",
         "_settings",
-        "_solved",
         "claimant",
         "inflight",
         "kv",
-        "kv_net",
         "kv_tokens",
         "learner",
         "ledger",
         "line",
         "meter",
         "name",
-        "net",
         "pace",
         "preemptible",
         "recent",
@@ -59,6 +55,7 @@ class Replica:
         "seats",
         "seats_held",
         "solid_kv",
+        "steering",
         "usable",
     )
 
@@ -72,23 +69,20 @@ class Replica:
         self.seats_held = 0  # sum of their seats
         self.ledger = Ledger()
         self.line = PrefillLine(settings.prefill_allowance * settings.ttft_slo_s)
-        self.pace = Pace()
         self.learner = SeatLearner()
-        self.net = SafetyNet()
-        self.kv_net = SafetyNet(0.5, 1.0)
-        self.meter = Meter()
+        self.steering = Steering(settings.tpot_slo_s)
+        self.meter = self.steering.meter
+        self.pace = self.steering.pace
         self.scraped = ScrapeState(settings.scrape_interval_s)
         self.preemptible: dict[Ticket, None] = {}  # batch of which no caller has seen anything, oldest first
-        self.solid_kv = 0  # predicted KV tokens, at grant, of the others
+        self.solid_kv = 0  # KV tokens, predicted at grant, of tickets that are not recallable
         self.claimant: Item | None = None  # room is being gathered for it; nobody else may enter
         self.recent: dict[int, None] = {}  # prefixes served here, oldest first
         self.seats = Figure(None, Source.UNKNOWN)
         self.kv = Figure(None, Source.UNKNOWN)
         self.kv_tokens: int | None = None  # the value of `kv`; None = not tested
         self._cache = CacheLearner()
-        self._solved: float | None = None  # sequences that the fit says meet the TPOT objective
         self._preemptions: int | None = None  # the engine's count at the last scrape
-        self._preempted = False  # it rose since the last window
         self.seat_limit = 0  # enforced now
         self._full_at: int | None = None  # seats at which the engine had requests waiting
         self._not_before = float("-inf")
@@ -126,9 +120,9 @@ class Replica:
         limit = self.learner.limit if known is None else int(known)
         if known and self._learning:
             limit = min(limit, self.learner.limit)
-        factor = self.net.factor
-        if self._solved is not None:
-            limit = min(limit, max(1, int(self._solved * factor)))
+        factor = self.steering.net.factor
+        if self.steering.sequences is not None:
+            limit = min(limit, max(1, int(self.steering.sequences)))
         if factor < 1.0 and limit:
             limit = min(limit, max(1, int((limit if known is None else known) * factor)))
         if self._full_at is not None:
@@ -150,7 +144,7 @@ class Replica:
         self.ledger.add(ticket, demand.prompt_tokens, demand.cached_tokens, item.affinity, item.left)
         if ticket._solid:
             self.solid_kv += ticket._kv
-        else:
+        if item.preemptible:
             self.preemptible[ticket] = None
         if self._settings.engine:
             tokens = demand.prompt_tokens - demand.cached_tokens
@@ -167,13 +161,6 @@ class Replica:
         if len(recent) > _RECENT:
             del recent[next(iter(recent))]
 
-    def solidify(self, ticket: Ticket) -> None:
-        """Its caller has seen something: it can no longer be taken back."""
-        if not ticket._solid:
-            ticket._solid = True
-            del self.preemptible[ticket]
-            self.solid_kv += ticket._kv
-
     def first_token(self, ticket: Ticket, now: float) -> None:
         self.meter.first_token(late=now - ticket.granted_at > self._patience(ticket))
         if self._learning:
@@ -183,6 +170,8 @@ class Replica:
                 self.learner.accepted(self.inflight)
             self.limit_seats()
         self.line.leave(ticket, now, finished=True)
+        if ticket.item.preemptible and not ticket.item.gathered:
+            self.preemptible.pop(ticket, None)  # its caller has seen something
 
     def _patience(self, ticket: Ticket) -> float:
         """Seconds from grant to first token that are in order: the objective, or twice what a long prompt takes."""
@@ -211,61 +200,29 @@ class Replica:
         self.ledger.remove(ticket, self.kv_tokens or 0)
         if ticket._solid:
             self.solid_kv -= ticket._kv
-        else:
-            del self.preemptible[ticket]
+        if ticket.item.preemptible:
+            self.preemptible.pop(ticket, None)
         self.line.leave(ticket, now, finished=False)
         self._fail_need = self._fail_left = _NEVER
 
-    def window_over(self, now: float) -> bool:
-        """Whether a window should be closed now."""
-        return now >= self.meter.ends
-
     def close_window(self, now: float) -> None:
         """Draw the conclusions of a window: pace, seats, capacity."""
-        settings = self._settings
-        slo = settings.tpot_slo_s
-        meter = self.meter
-        self.line.window_over()
-        seen = meter.close(now, self.line.done(now))
-        if seen is None:
-            return
         kv = self.kv_tokens
-        used_seats = self.seats_held / self.seat_limit if self.seat_limit else 1.0
-        used_kv = self.ledger.total / kv if kv else 0.0
-        speed = meter.fit.speed
-        # An engine that misses the objective with one sequence and no prefill is not helped by fewer of either.
-        hopeless = speed is not None and speed.a >= 0.95 * slo
-        slow = seen.token_s is not None and seen.token_s > slo and not hopeless
-        self.net.window(breached=slow or seen.late > 0.5, used=max(used_seats, used_kv))
-        self.kv_net.window(breached=self._preempted, used=used_kv)
-        self._preempted = False
-        if settings.engine:
-            self._set_pace(seen.token_s, seen.prefill_per_s, hopeless, now)
-            load = meter.load(slo, None, None)
-            self._solved = None if load is None else load.sequences
-            full = meter.load(slo, kv, self.seats.value)
-            if full is not None:
-                meter.sample(full.requests_per_s * meter.cost, now)
+        seats = self.seats_held / self.seat_limit if self.seat_limit else 1.0
+        cache = self.ledger.total / kv if kv else 0.0
+        slow = self.steering.close_window(
+            now,
+            self.line,
+            engine=self._settings.engine,
+            kv_used=self.ledger.now_used,
+            kv_tokens=kv,
+            seats=self.seats.value,
+            used=max(seats, cache),
+            kv_used_part=cache,
+        )
         if slow and self._learning:
             self.learner.congested(now, None)
         self.limit_seats()
-
-    def _set_pace(self, token_s: float | None, prefill_per_s: float, hopeless: bool, now: float) -> None:
-        """Prefill no faster than the TPOT objective allows at today's batch; no pace where the speed is not known."""
-        speed = self.meter.fit.speed
-        ceiling = resolve(self._configured.prefill_rate, self._engine.prefill_rate).value
-        rate = None
-        if hopeless:
-            pass
-        elif speed is not None:
-            d = speed.d if ceiling is None else max(speed.d, 1.0 / ceiling)
-            rate = pace_rate(speed.step(self.ledger.now_used), self._settings.tpot_slo_s, d)
-        elif ceiling is not None and token_s is not None:
-            d = 1.0 / ceiling
-            rate = pace_rate(token_s * (1.0 - min(d * prefill_per_s, 0.95)), self._settings.tpot_slo_s, d)
-        if rate is not None:
-            rate *= self.net.factor
-        self.pace.set_rate(rate, 2.0 * self.line.budget, now)
 
     def vector(self, now: float) -> Vector:
         """What was measured of it, for selling reservations; what is still being learned counts as unknown."""
@@ -283,7 +240,7 @@ class Replica:
             return
         if scrape.preemptions_total is not None:
             before = self._preemptions
-            self._preempted |= before is not None and scrape.preemptions_total > before
+            self.steering.preempted |= before is not None and scrape.preemptions_total > before
             self._preemptions = scrape.preemptions_total
         if scrape.kv_used_ratio is not None:
             self._cache.seen(self.ledger.now_used - self.line.unfinished(now), scrape.kv_used_ratio)
@@ -348,7 +305,8 @@ class Replica:
         if kv is None:
             return None
         stale = self.scraped.last is not None and not self.scraped.fresh(now)
-        return kv * self.kv_net.factor * (self._settings.stale_kv_fraction if stale else self._settings.kv_fraction)
+        fraction = self._settings.stale_kv_fraction if stale else self._settings.kv_fraction
+        return kv * fraction * self.steering.kv_net.factor
 
     def serves(self, item: Item) -> bool:
         """Whether the request may go here at all, now or later."""
@@ -438,7 +396,7 @@ class Replica:
             pace=self.pace.rate,
             capacity=self.meter.capacity(now),
             step_s=None if self.meter.fit.speed is None else self.meter.fit.speed.a,
-            safety=self.net.factor,
+            safety=self.steering.net.factor,
             chunk_tokens=resolve(ours.chunk_tokens, theirs.chunk_tokens),
             scrape_age_s=self.scraped.age(now),
             full=self._full_at is not None and self.scraped.fresh(now),

@@ -45,7 +45,7 @@ class Ticket(Running):
     _paid_tokens: int  # output tokens that `_charged` covers
     _rate: float  # the reservation rate if granted by guarantee, else 0
     _released: bool
-    _solid: bool  # cannot be preempted
+    _solid: bool  # not recallable: counts against room that is held for reservations
     _kv: int  # KV tokens predicted at grant; what counts against reserved room
     _surplus: bool  # batch granted while no interactive request waited
     _preempting: bool  # told to be cancelled upstream

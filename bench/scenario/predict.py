@@ -26,12 +26,13 @@ class Exact:
 class Wrong:
     """Off by a random factor between 1 / `factor` and `factor`, the same for one request throughout."""
 
-    def __init__(self, rng: Random, factor: float = 3.0) -> None:
-        self._rng = rng
+    def __init__(self, seed: int, factor: float = 3.0) -> None:
+        self._seed = seed
         self._factor = factor
 
     def expected(self, ask: Ask) -> int:
-        return max(1, round(ask.output * self._factor ** self._rng.uniform(-1.0, 1.0)))
+        error = Random(f"{self._seed}/{ask.tenant}/{ask.at}").uniform(-1.0, 1.0)
+        return max(1, round(ask.output * self._factor**error))
 
     def remaining(self, ask: Ask) -> Callable[[int], int]:
         guess = self.expected(ask)

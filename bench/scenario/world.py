@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from bench.scenario.traffic import Ask
 from fairqueue.capacity import Capacity, Scrape
-from fairqueue.item import Demand, Item, Refusal, RequestClass
+from fairqueue.item import Costs, Demand, Item, Refusal, RequestClass
 from providers.simulated.engine import Engine
 from providers.simulated.sequence import Request, Step
 from providers.simulated.settings import EngineSettings
@@ -93,6 +93,7 @@ class Sample:
     output_tokens: int
     preemptions: int
     recomputed: int
+    service: dict[str, float]  # cost units really done for each tenant, as their tokens came
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class Outcome:
     digest: str
     samples: list[Sample]
     refused: dict[str, int] = field(default_factory=dict)
-    reclaim_s: list[float] = field(default_factory=list)  # preemption asked -> room used
+    preempted: int = 0  # batch requests taken back by the gate
 
 
 class World:
@@ -123,6 +124,7 @@ class World:
         progress_every: int = 8,
         deadline_s: float = 600.0,
         preemptible_batch: bool = True,
+        stop_s: float = 0.02,
     ) -> None:
         self.gate = gate
         self.now = 0.0
@@ -132,6 +134,7 @@ class World:
         self._progress_every = progress_every
         self._deadline = deadline_s
         self._preemptible = preemptible_batch
+        self._stop = stop_s  # from telling batch work to stop until its upstream has
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._digest = sha256()
@@ -139,6 +142,8 @@ class World:
         self.engines = {name: Engine(settings) for name, settings in engines.items()}
         self._idle = set(self.engines)
         self._flights: dict[Item, _Flight] = {}
+        self._service: dict[str, float] = {}
+        self._costs = Costs()
         self.outcome = Outcome([], "", [])
         for name, settings in engines.items():
             gate.set_replica(name, (tell or capacity_of)(settings), 0.0)
@@ -176,6 +181,7 @@ class World:
                 sum(p.generation_tokens_total for p in parts),
                 sum(p.preemptions_total for p in parts),
                 sum(p.recomputed_tokens_total for p in parts),
+                dict(self._service),
             )
         )
         if self.now + 1.0 <= self._until:
@@ -201,6 +207,7 @@ class World:
             remaining=self._predictor.remaining(ask),
             affinity=ask.prefix,
             preemptible=ask.batch and self._preemptible,
+            gathered=ask.batch,  # batch callers take whole answers
         )
         flight = _Flight(item, record)
         self._flights[item] = flight
@@ -242,22 +249,27 @@ class World:
         for refusal in gate.expire(now):
             self._refuse(refusal)
         self._send(gate.dispatch(now))
-        victims = gate.preemptions(now)
-        if victims:
-            for ticket in victims:
-                flight = self._flights[ticket.item]
-                self._note("preempt", ticket.item.request_id)
-                self._abort(flight)
-                gate.release(ticket, now, output_tokens=0, served=False)
-                flight.ticket = None
-                flight.record.first = None
-                flight.record.tokens = 0
-                self._enqueue(ticket.item)
-            self._send(gate.dispatch(now))
+        for ticket in gate.preemptions(now):
+            self.at(now + self._stop, lambda t=ticket: self._stopped(t))  # type: ignore[misc]
         wake = gate.next_wake(now)
         if wake is not None and (wake < self._wake_at - 1e-9 or self._wake_at <= now):
             self._wake_at = max(wake, now + 1e-4)
             self.at(self._wake_at, self._woken)
+
+    def _stopped(self, ticket: Any) -> None:
+        """A batch request that was taken back is out of its engine, and waits again."""
+        flight = self._flights.get(ticket.item)
+        if flight is None or flight.ticket is not ticket:
+            return  # it ended meanwhile
+        self._note("preempt", ticket.item.request_id)
+        self.outcome.preempted += 1
+        self._abort(flight)
+        self.gate.release(ticket, self.now, output_tokens=0, served=False)
+        flight.ticket = None
+        flight.record.first = flight.record.last = None
+        flight.record.tokens = 0
+        self._enqueue(ticket.item)
+        self._turn()
 
     def _woken(self) -> None:
         if self.now >= self._wake_at - 1e-9:
@@ -324,12 +336,16 @@ class World:
             if ticket is None or not sequence.id.endswith(f".{flight.attempt}"):
                 continue
             record = flight.record
+            tenant = record.ask.tenant
+            done = self._costs.output
             if id(sequence) in first:
+                done += self._costs.of(record.ask.prompt, sequence.cached_tokens, 0)
                 record.first = now
                 gate.first_token(ticket, now)
                 event = True
             elif record.last is not None:
                 record.longest_gap = max(record.longest_gap, now - record.last)
+            self._service[tenant] = self._service.get(tenant, 0.0) + done
             record.tokens += 1
             record.last = now
             if record.tokens % self._progress_every == 0:

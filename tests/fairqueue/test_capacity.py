@@ -107,11 +107,11 @@ def test_preemptions_in_the_engine_shrink_the_cache_that_is_used_until_they_stop
     for n in range(1, 40):
         p.progress(t, 10 * n, n * 0.25)
         if n == 16:
-            assert replica.kv_net.factor == 1.0
+            assert replica.steering.kv_net.factor == 1.0
             p.observe("r0", Scrape(at=4.0, preemptions_total=9), 4.0)
         if n == 24:
-            assert replica.kv_net.factor == pytest.approx(0.9)
-    assert replica.kv_net.factor == pytest.approx(0.94)
+            assert replica.steering.kv_net.factor == pytest.approx(0.9)
+    assert replica.steering.kv_net.factor == pytest.approx(0.94)
 
 
 def test_seats_grow_with_every_proof_and_shrink_by_a_tenth_when_full() -> None:

@@ -158,7 +158,10 @@ class Shell:
             assert replica.line.tokens == sum(
                 t.item.demand.prompt_tokens - t.item.demand.cached_tokens for t in here if t.first_token_at is None
             )
-            assert set(replica.preemptible) == {t for t in here if not t._solid}
+            assert set(replica.preemptible) == {
+                t for t in here if t.item.preemptible and (t.item.gathered or t.first_token_at is None)
+            }
+            assert replica.solid_kv == sum(t._kv for t in here if not t.item.recallable)
             if not replica.usable or self.now < replica._not_before or self.waiting == set():
                 continue
             seen = any(r.usable and r.scraped.fresh(self.now) for r in self.p._replicas.values())
@@ -175,7 +178,7 @@ class Shell:
     def _held_free(self, x: Item) -> bool:
         flow = x.flow
         assert flow is not None
-        return x.preemptible or not self.p._dispatcher._seats_withheld(x, flow.tenant)
+        return x.recallable or not self.p._dispatcher._seats_withheld(x, flow.tenant)
 
     def finish(self) -> None:
         for t in list(self.live):

@@ -112,7 +112,7 @@ def test_batch_fills_held_room_and_gives_it_back_newest_first() -> None:
     p = pool(seats=4)
     p.set_tenant("gold", weight=1.0, reservation=Reservation(seats=2, hold=1.0), now=0.0)
     for _ in range(6):
-        p.enqueue(item("jobs", batch=True), 0.0)
+        p.enqueue(item("jobs", batch=True, gathered=True), 0.0)
     jobs = p.dispatch(0.0)
     assert len(jobs) == 4
     wanted = item("gold", at=1.0)
@@ -128,9 +128,17 @@ def test_batch_fills_held_room_and_gives_it_back_newest_first() -> None:
     assert [t.item for t in p.dispatch(2.0)] == [victim.item]  # its place is where it was, before the younger ones
 
 
+def test_a_batch_stream_does_not_fill_held_room_as_it_cannot_always_be_taken_back() -> None:
+    p = pool(seats=4)
+    p.set_tenant("gold", weight=1.0, reservation=Reservation(seats=2, hold=1.0), now=0.0)
+    for _ in range(6):
+        p.enqueue(item("jobs", batch=True, gathered=False), 0.0)
+    assert len(p.dispatch(0.0)) == 2
+
+
 def test_batch_whose_caller_has_seen_something_is_not_taken_back() -> None:
     p = pool(seats=3)
-    p.set_tenant("gold", weight=1.0, reservation=Reservation(seats=2, hold=1.0), now=0.0)
+    p.set_tenant("gold", weight=1.0, reservation=Reservation(seats=2, hold=0.0), now=0.0)
     streamed, gathered, fresh = (
         item("jobs", batch=True),
         item("jobs", batch=True, gathered=True),

@@ -1,0 +1,86 @@
+"""What a window of a replica's traffic says: how fast to let prefill in, how many seats, how much cache, what capacity.
+
+With a fitted (or configured) speed the pace follows from the formula of `prefill.py` at today's KV use. Without one the
+pace is found by trial: while tokens come too slowly it falls to 0.9 of what was let in, and rises by 2 % a window once
+they come in time, until it binds no more. The trial also gives the fit the variation that it learns from.
+
+All aim a little inside the objective, as what is steered by a mean spreads around it. An engine whose empty step
+already misses the objective is not steered: fewer requests would not help it.
+"""
+
+from __future__ import annotations
+
+from fairqueue.learn import SafetyNet
+from fairqueue.meter import Meter, WindowSeen
+from fairqueue.prefill import Pace, PrefillLine, pace_rate
+
+_AIM = 0.95  # of the TPOT objective
+
+
+class Steering:
+    """Limits of one replica that follow from what its requests experience."""
+
+    __slots__ = ("_tpot_slo_s", "kv_net", "meter", "net", "pace", "preempted", "sequences")
+
+    def __init__(self, tpot_slo_s: float) -> None:
+        self._tpot_slo_s = tpot_slo_s
+        self.meter = Meter()
+        self.pace = Pace()
+        self.net = SafetyNet()  # on seats and pace
+        self.kv_net = SafetyNet(0.5, 1.0)  # on KV tokens
+        self.preempted = False  # the engine preempted since the last window
+        self.sequences: float | None = None  # side by side, that the fit says meet the objective; None = not known
+
+    def close_window(
+        self,
+        now: float,
+        line: PrefillLine,
+        *,
+        engine: bool,
+        kv_used: int,
+        kv_tokens: int | None,
+        seats: float | None,
+        used: float,
+        kv_used_part: float,
+    ) -> bool:
+        """Draw the conclusions. `used`: the fuller of seats and cache, 0..1. Returns whether tokens came too slowly."""
+        slo = self._tpot_slo_s
+        meter = self.meter
+        line.window_over()
+        seen = meter.close(now, line.done(now))
+        if seen is None:
+            return False
+        speed = meter.fit.speed
+        hopeless = speed is not None and speed.a >= _AIM * slo
+        slow = seen.token_s is not None and seen.token_s > slo and not hopeless
+        close = seen.token_s is not None and seen.token_s > _AIM * slo
+        self.net.window(breached=slow or seen.late > 0.5, used=0.0 if close else used)
+        self.kv_net.window(breached=self.preempted, used=kv_used_part)
+        self.preempted = False
+        if not engine:
+            return slow
+        rate = None if hopeless else self._rate(seen, line, slow=slow, close=close, kv_used=kv_used)
+        self.pace.set_rate(rate, 2.0 * line.budget, now)
+        load = meter.load(_AIM * slo, None, None)
+        self.sequences = None if load is None else load.sequences * self.net.factor
+        full = meter.load(slo, kv_tokens, seats)
+        if full is not None:
+            meter.sample(full.requests_per_s * meter.cost, now)
+        return slow
+
+    def _rate(self, seen: WindowSeen, line: PrefillLine, *, slow: bool, close: bool, kv_used: int) -> float | None:
+        """Prefill tokens/s to let in; None = no pace."""
+        aim = _AIM * self._tpot_slo_s
+        speed = self.meter.fit.speed
+        slowest = 0.0 if line.ceiling is None else 1.0 / line.ceiling
+        if speed is not None:
+            return pace_rate(speed.step(kv_used), aim, max(speed.d, slowest)) * self.net.factor
+        if slowest and seen.token_s is not None:
+            base = seen.token_s * (1.0 - min(slowest * seen.prefill_per_s, 0.95))
+            return pace_rate(base, aim, slowest) * self.net.factor
+        rate = self.pace.rate
+        if slow and seen.prefill_per_s > 0.0:
+            return 0.9 * (seen.prefill_per_s if rate is None else min(rate, seen.prefill_per_s))
+        if rate is None or close:
+            return rate
+        return rate * 1.02 if rate < 2.0 * seen.prefill_per_s or seen.prefill_per_s == 0.0 else None
