@@ -93,8 +93,10 @@ class Dispatcher:
     async def _leg(self, run: _Run, leg: Leg) -> bool:
         """Tries one target until it has served (True) or the next one is due (False)."""
         pool = run.accepted.world.pools[leg.target.pool]
+        # One item for all tries at this pool: what is queued again keeps its place inside its tenant.
+        item = self._item(run, pool, leg, self._clock.monotonic())
         while True:
-            ticket = await self._admit(run, pool, leg)
+            ticket = await self._admit(run, pool, leg, item)
             if ticket is None:
                 return False
             broken = await self._attempt(run, pool, leg, ticket)
@@ -135,14 +137,16 @@ class Dispatcher:
                 pass
         return True
 
-    async def _admit(self, run: _Run, pool: PoolEntry, leg: Leg) -> Ticket | None:
+    async def _admit(self, run: _Run, pool: PoolEntry, leg: Leg, item: Item) -> Ticket | None:
         """A ticket of the pool; None when the next target is to be tried. Raises Refused."""
         record = run.record
         now = self._clock.monotonic()
         if record.phases.current is not Phase.QUEUE:
             record.phases.enter(Phase.QUEUE, now)
+        item.arrived = now  # a queue's timeout is for waiting, not for what a failed attempt took
+        item.excluded = run.failed_replicas.get(pool.name, frozenset())
         try:
-            return await pool.gate.admit(self._item(run, pool, leg, now))
+            return await pool.gate.admit(item)
         except QueueRefused as refused:
             reason = refused.refusal.reason
             answer = from_queue(refused.refusal)
@@ -175,7 +179,6 @@ class Dispatcher:
             remaining=estimate.remaining,
             replicas=pool.adapters.get(leg.target.model),
             adapter=leg.target.model if leg.target.model in pool.adapters else None,
-            excluded=run.failed_replicas.get(pool.name, frozenset()),
             affinity=self._routing.affinity(accepted, pool),
             preemptible=batch,
             gathered=batch and not accepted.call.stream,
