@@ -29,6 +29,7 @@ from providers.exchange import Call, Endpoint
 # An estimate is only a reason to refuse once it passes the window by more than it is usually wrong.
 _ESTIMATE_SLACK = 1.1
 _JSON = ("content-type", "application/json")
+_CLASSES = {cls.value: cls for cls in RequestClass}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +126,10 @@ class Doorman:
                 f"the prompt is about {estimate.prompt_tokens} tokens.",
                 param="input" if call.endpoint is Endpoint.EMBEDDINGS else "messages",
             )
-        cls = RequestClass(principal.cls)
+        cls = _CLASSES[principal.cls]
         if call.body.get("service_tier") == "flex":
             cls = RequestClass.BATCH  # a caller may always ask for less urgency than it has
-        record.cls = cls.value
+        record.cls = cls
         accepted = record.accepted = Accepted(
             world=world,
             principal=principal,

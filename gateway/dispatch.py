@@ -80,7 +80,7 @@ class Dispatcher:
         plan = self._routing.plan(accepted, now)
         if not plan.legs:
             raise self._routing.nobody(plan, now)
-        longest = max(accepted.world.pools[leg.target.pool].total_s for leg in plan.legs)
+        longest = max([accepted.world.pools[leg.target.pool].total_s for leg in plan.legs])
         interrupt.deadline(longest)
         budget = self._routing.budget(accepted, now, record.phases.started + longest)
         run = _Run(http, accepted, record, interrupt, budget, len(plan.legs))
@@ -228,7 +228,9 @@ class Dispatcher:
         except Unsupported as error:
             failure = Failure(FailureKind.CLIENT, 400, str(error), code="unsupported_parameter", param=error.field)
             return Broken("error", failure, sent=False)
-        await self._settler.choose(run.record, leg.target.key)
+        run.record.target = leg.target.key
+        if run.accepted.model.prices.differ:
+            await self._settler.choose(run.record, leg.target.key)
         address = pool.replicas[ticket.replica]
         headers = (*outgoing.headers, *run.accepted.passed_on)
         try:
@@ -293,13 +295,11 @@ class Dispatcher:
             attempt.result = "abandoned"
         self._instruments.attempts[pool.name, attempt.replica, attempt.result] += 1
         if progress.way is not None:
-            failed = run.failed_replicas.get(pool.name, frozenset()) | {ticket.replica}
-            self._routing.report(
-                progress.way,
-                None if broken is _PREEMPTED else broken,
-                served,
-                whole_pool=len(failed) >= len(pool.replicas),
-            )
+            whole_pool = False
+            if not served:
+                failed = run.failed_replicas.get(pool.name, frozenset()) | {ticket.replica}
+                whole_pool = len(failed) >= len(pool.replicas)
+            self._routing.report(progress.way, None if broken is _PREEMPTED else broken, served, whole_pool=whole_pool)
             if not pool.members.calm(now):
                 pool.gate.usable(pool.members.usable(now))
 
@@ -346,11 +346,11 @@ class _Progress:
         if self.way is not None:
             dispatcher._routing.first_token(self.way)
 
-    def tokens(self, total: int) -> None:
-        """`total` output tokens so far."""
+    def tokens(self, total: int, *, last: bool) -> None:
+        """`total` output tokens so far; after the last of them the release says all there is to say."""
         self.total = self._record.counted_tokens = total
         self._record.last_token_at = self._dispatcher._clock.monotonic()
-        if total - self._reported >= _PROGRESS_EVERY:
+        if total - self._reported >= _PROGRESS_EVERY and not last:
             self._reported = total
             self._pool.gate.progress(self._ticket, total)
             self._dispatcher._settler.progress(self._record)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from enum import StrEnum
 
+_EARLY_S = 0.001  # a timer may come this much before its time: loops count in milliseconds
+
 
 class Reason(StrEnum):
     """Why the gateway stopped a request's task."""
@@ -18,16 +20,55 @@ class Reason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
+class Deadlines:
+    """The deadlines of all running requests: a dictionary entry for each, a timer for all that are allowed as long.
+
+    Requests that are allowed the same time pass their deadlines in the order in which they began, and almost none
+    does. So each such time has one queue, and its timer sleeps until the first entry is due, looks, and sleeps on.
+    """
+
+    __slots__ = ("_queues",)
+
+    def __init__(self) -> None:
+        self._queues: dict[float, dict[Interrupt, float]] = {}  # by seconds allowed: when each is due, soonest first
+
+    def put(self, interrupt: Interrupt, seconds: float) -> dict[Interrupt, float]:
+        """Fires DEADLINE after `seconds`, unless it has been taken out of the queue returned."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
+        queue = self._queues.get(seconds)
+        if queue is None:
+            queue = self._queues[seconds] = {}
+            loop.call_at(due, self._look, seconds)
+        queue[interrupt] = due
+        return queue
+
+    def _look(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time() + _EARLY_S
+        queue = self._queues[seconds]
+        while queue:
+            interrupt = next(iter(queue))
+            due = queue[interrupt]
+            if due > now:
+                loop.call_at(due, self._look, seconds)
+                return
+            del queue[interrupt]
+            interrupt.fire(Reason.DEADLINE)
+        del self._queues[seconds]
+
+
 class Interrupt:
     """Stops one request's task, once at a time: the first reason wins until it is taken."""
 
-    __slots__ = ("_reason", "_task", "_timer")
+    __slots__ = ("_deadlines", "_queue", "_reason", "_task")
 
-    def __init__(self, task: asyncio.Task[object] | None) -> None:
+    def __init__(self, task: asyncio.Task[object] | None, deadlines: Deadlines) -> None:
         assert task is not None, "a request runs in a task"
         self._task = task
+        self._deadlines = deadlines
         self._reason: Reason | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._queue: dict[Interrupt, float] | None = None  # where its deadline stands
 
     def fire(self, reason: Reason) -> None:
         """Cancels the task unless a reason is pending already."""
@@ -37,9 +78,8 @@ class Interrupt:
 
     def deadline(self, seconds: float) -> None:
         """Fires DEADLINE after `seconds`, unless disarmed; replaces an earlier deadline."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.fire, Reason.DEADLINE)
+        self.disarm()
+        self._queue = self._deadlines.put(self, seconds)
 
     def take(self) -> Reason | None:
         """In a handler of CancelledError: our reason, after which the task lives on; None if it was not us."""
@@ -55,6 +95,6 @@ class Interrupt:
 
     def disarm(self) -> None:
         """No deadline any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._queue is not None:
+            self._queue.pop(self, None)
+            self._queue = None

@@ -20,7 +20,7 @@ from gateway.api.ops import Readiness
 from gateway.api.seam import ClientGone, Exchange, Headers
 from gateway.clock import Clock
 from gateway.dispatch import Dispatcher
-from gateway.interrupt import Interrupt, Reason
+from gateway.interrupt import Deadlines, Interrupt, Reason
 from gateway.outcomes import Outcome, Refused
 from gateway.record import Phase, Phases, Record
 from gateway.settle import Settler
@@ -58,6 +58,7 @@ class Lifecycle:
         self._instruments = instruments
         self._readiness = readiness
         self._new_id = new_id
+        self._deadlines = Deadlines()
         self._under_way: set[Interrupt] = set()
         self._empty = asyncio.Event()  # set exactly while nothing is under way
         self._empty.set()
@@ -68,7 +69,7 @@ class Lifecycle:
             await self._health(http)
             return
         record = Record(self._new_id(), self._clock.unix(), Phases(self._clock.monotonic()))
-        interrupt = Interrupt(asyncio.current_task())
+        interrupt = Interrupt(asyncio.current_task(), self._deadlines)
         self._under_way.add(interrupt)
         self._empty.clear()
         self._instruments.inflight += 1

@@ -25,8 +25,8 @@ class Watcher(Protocol):
     def first_token(self) -> None:
         """The first generated token has arrived."""
 
-    def tokens(self, total: int) -> None:
-        """`total` output tokens have arrived so far."""
+    def tokens(self, total: int, *, last: bool) -> None:
+        """`total` output tokens have arrived so far; `last` says that no more will come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ async def relay(
             answer.idle_s = stall_s
             watcher.first_token()
         if part.tokens:
-            watcher.tokens(seen)
+            watcher.tokens(seen, last=part.done)
         if part.out:
             if stream:
                 if not http.started:

@@ -17,13 +17,14 @@ from fairqueue.admission import Ticket
 from gateway.accept import Accepted
 from gateway.clock import Clock
 from gateway.outcomes import Outcome, Refused
+from gateway.principals import Principal
 from gateway.relay import Broken
 from gateway.world import Credential, PoolEntry
 from providers.breaker import Breaker, Breakers, Permit
 from providers.exchange import Endpoint, Upstream
 from providers.health import EVENT_OF, BreakerKey, Event
 from providers.retry import Around, AttemptBudget, Decision, RetryRatios, RetrySettings
-from providers.route import Feature, Leg, Needs, Plan, Policy, Skip, SkipReason, Target, candidates
+from providers.route import ANYTHING, Feature, Leg, Needs, Plan, Policy, Skip, SkipReason, Target, candidates
 
 log = logging.getLogger("weighbridge.routing")
 
@@ -64,7 +65,7 @@ class Routing:
 
     def plan(self, accepted: Accepted, now: float) -> Plan:
         """The targets to try for a request, in order, and why the others are left out."""
-        world, cls = accepted.world, accepted.cls.value
+        world, cls = accepted.world, accepted.cls
 
         def usable(target: Target, at: float) -> Skip | None:
             pool = world.pools[target.pool]
@@ -108,27 +109,39 @@ class Routing:
         `failed` names credentials that were refused for this request already.
         """
         now = self._clock.monotonic()
-        cls = accepted.cls.value
-        address = pool.replicas[ticket.replica]
+        cls = accepted.cls
         for credential in pool.credentials:
             if credential.name in failed:
                 continue
             permit = self._breaker(pool, leg.target.model, credential).enter(cls, now)
             if permit is None:
                 continue
-            upstream = Upstream(
-                kind=pool.kind.name,
-                base_url=address.base_url,
-                model=leg.target.model,
-                credential=credential.secret,
-                extra=pool.extra,
-                cache_salt=self._salt(accepted, pool),
-                gather=pool.gather,
-                at=int(self._clock.unix()),
-            )
+            upstream = self._upstream(pool, ticket.replica, leg.target.model, credential, self._salt(accepted, pool))
             member = pool.members.enter(ticket.replica, cls, now)
             return Way(upstream, credential, permit, member, now, accepted.estimate.prompt_tokens)
         return None
+
+    def _upstream(
+        self, pool: PoolEntry, replica: str, model: str, credential: Credential, salt: str | None
+    ) -> Upstream:
+        """Where an attempt goes; the same for all attempts of a second, salts aside."""
+        at = int(self._clock.unix())
+        key = (replica, model, credential.name)
+        known = pool.upstreams.get(key)
+        if known is None or known.at != at or salt is not None:
+            known = Upstream(
+                kind=pool.kind.name,
+                base_url=pool.replicas[replica].base_url,
+                model=model,
+                credential=credential.secret,
+                extra=pool.extra,
+                cache_salt=salt,
+                gather=pool.gather,
+                at=at,
+            )
+            if salt is None:
+                pool.upstreams[key] = known
+        return known
 
     def first_token(self, way: Way) -> None:
         """The attempt's first token has come."""
@@ -199,7 +212,11 @@ class Routing:
         )
 
     def _breaker(self, pool: PoolEntry, model: str, credential: Credential) -> Breaker:
-        return self._breakers.of(BreakerKey(pool.name, pool.region, model, credential.name), pool.ttft_slo_s)
+        breaker = pool.breakers.get((model, credential.name))
+        if breaker is None:
+            key = BreakerKey(pool.name, pool.region, model, credential.name)
+            breaker = pool.breakers[model, credential.name] = self._breakers.of(key, pool.ttft_slo_s)
+        return breaker
 
     def _salt(self, accepted: Accepted, pool: PoolEntry) -> str | None:
         """The cache salt of a tenant: unguessable, the same on every instance, and never the client's to choose."""
@@ -211,7 +228,7 @@ class Routing:
 
 
 def _needs(accepted: Accepted) -> Needs:
-    estimate, body, principal = accepted.estimate, accepted.call.body, accepted.principal
+    estimate, body = accepted.estimate, accepted.call.body
     features: set[Feature] = set()
     if body.get("tools"):
         features.add(Feature.TOOLS)
@@ -227,6 +244,13 @@ def _needs(accepted: Accepted) -> Needs:
         output_cap=accepted.measured.output_cap,
         output_tokens=estimate.output_tokens,
         features=frozenset(features),
-        policy=Policy(principal.pools, principal.regions, principal.spill, principal.ceiling_micro_usd),
+        policy=_policy(accepted.principal),
         exact=accepted.measured.known_tokens is not None,
     )
+
+
+def _policy(principal: Principal) -> Policy:
+    pools, regions, ceiling = principal.pools, principal.regions, principal.ceiling_micro_usd
+    if pools is None and regions is None and ceiling is None and principal.spill:
+        return ANYTHING
+    return Policy(pools, regions, principal.spill, ceiling)

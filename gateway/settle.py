@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from gateway import limit_headers
 from gateway.clock import Clock
 from gateway.estimate import Estimator
-from gateway.outcomes import Outcome, Refused
+from gateway.outcomes import Ending, Outcome, Refused
 from gateway.record import Phase, Record
 from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.logs import RequestLog
 from providers.exchange import NO_USAGE
-from ratelimit import headers as limit_headers
 from ratelimit.limit import BUDGETS, Amounts, Limit, Reason, Refusal
 from ratelimit.reservation import kept
-from ratelimit.store import Limiter, StoreMode
+from ratelimit.store import Limiter, LocalLimiter, StoreMode
 from ratelimit.usage import TokenUse, weigh
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ _OUTCOMES: dict[Reason, Outcome] = {
     Reason.STORE_UNAVAILABLE: Outcome.STORE_AWAY,
 }
 
-
+_NOTHING = Amounts()
+_PHASES = {phase: phase.value for phase in Phase}  # as the log names them
 _PROGRESS_TOKENS = 64  # a stream is charged again each time it has passed what is charged by this much
 
 
@@ -52,6 +53,7 @@ class Settler:
     ) -> None:
         self._clock = clock
         self._limiter = limiter
+        self._shared = not isinstance(limiter, LocalLimiter)  # a store may be away
         self._estimator = estimator
         self._instruments = instruments
         self._log = log
@@ -62,14 +64,15 @@ class Settler:
         group = accepted.world.group_of(accepted.principal, accepted.model)
         estimate = accepted.estimate
         use = TokenUse(prompt=estimate.prompt_tokens, output=estimate.output_tokens)
-        expected, worst = accepted.model.prices.estimate(use, estimate.output_cap or use.output)
-        if not accepted.model.prices.by_target and any(limit.dimension in BUDGETS for limit in group.limits):
+        prices = accepted.model.prices
+        if not prices.by_target and any(limit.dimension in BUDGETS for limit in group.limits):
             raise Refused(
                 Outcome.FORBIDDEN,
                 f"The model '{accepted.model.name}' has no price, and a money limit applies to this key.",
                 code="model_without_price",
             )
-        amounts = weigh(use, micro_usd=expected, worst_micro_usd=worst)
+        worst = prices.worst(use.prompt, estimate.output_cap or use.output)
+        amounts = weigh(use, micro_usd=prices.cost(use), worst_micro_usd=worst)
         verdict = await self._limiter.reserve(record.request_id, group, amounts, self._clock.unix_us())
         record.limits = verdict
         if isinstance(verdict, Refusal):
@@ -78,10 +81,9 @@ class Settler:
         record.reserved = amounts
 
     async def choose(self, record: Record, target: tuple[str, str]) -> None:
-        """A target was chosen: from here on its prices count, and money held beyond them is given back."""
-        record.target = target
+        """A target was chosen and prices differ: its own count from here on, money held beyond them is given back."""
         accepted, reservation, estimate = record.accepted, record.limits, record.estimate
-        if accepted is None or estimate is None or not accepted.model.prices.differ:
+        if accepted is None or estimate is None:
             return
         if reservation is None or isinstance(reservation, Refusal):
             return
@@ -106,24 +108,24 @@ class Settler:
     def headers(self, record: Record) -> Headers:
         """Request ids and rate-limit headers of an answer."""
         ids = [("x-request-id", record.request_id), ("request-id", record.request_id)]
-        if self._limiter.status().mode is StoreMode.AWAY:
+        if self._shared and self._limiter.status().mode is StoreMode.AWAY:
             ids.append(("x-weighbridge-degraded", "limit-store-away"))
-        if record.limits is None:
-            return ids
-        return ids + limit_headers.openai(self._limiter.standings(record.limits, self._clock.unix_us()))
+        if record.limits is not None:
+            ids += limit_headers.openai(self._limiter, record.limits, self._clock.unix_us())
+        return ids
 
     async def settle(self, record: Record) -> None:
         """Closes the books: limits, estimator, instruments, log. Called once, on every way out."""
         record.phases.end(self._clock.monotonic())
         outcome = record.outcome or Outcome.INTERNAL
-        end = outcome.ending.end
-        charged = kept(end, self._used(record)) if record.reserved is not None else Amounts()
+        ending = outcome.ending
+        charged = kept(ending.end, self._used(record)) if record.reserved is not None else _NOTHING
         reservation = record.limits
         if reservation is not None and not isinstance(reservation, Refusal):
             await self._limiter.settle(reservation, charged, self._clock.unix_us())
         self._learn(record, outcome)
-        self._count(record, outcome, charged)
-        self._log.write(_line(record, outcome, charged))
+        self._count(record, ending, charged)
+        self._log.write(_line(record, ending, charged))
 
     def _used(self, record: Record) -> Amounts:
         """What the request has used so far: as reported, else as counted and estimated."""
@@ -157,13 +159,13 @@ class Settler:
             finished=outcome is Outcome.FINISHED,
         )
 
-    def _count(self, record: Record, outcome: Outcome, charged: Amounts) -> None:
+    def _count(self, record: Record, ending: Ending, charged: Amounts) -> None:
         principal = record.principal
         if principal is None:
-            self._instruments.unauthenticated[outcome.ending.label] += 1
+            self._instruments.unauthenticated[ending.label] += 1
             return
         series = self._instruments.of(record.model, record.pool, record.cls, principal.tenant)
-        series.requests[outcome.ending.label] += 1
+        series.requests[ending.label] += 1
         for phase, seconds in record.phases.spent.items():
             series.phases[phase].observe(seconds)
         first, last = record.first_token_at, record.last_token_at
@@ -226,7 +228,7 @@ def _shown(limit: Limit, units: int) -> str:
     return f"{units / 1e6:.6f} USD" if limit.dimension.startswith("money") else str(units)
 
 
-def _line(record: Record, outcome: Outcome, charged: Amounts) -> dict[str, object]:
+def _line(record: Record, ending: Ending, charged: Amounts) -> dict[str, object]:
     """The log line of a request: no prompt, no key, no answer."""
     principal, phases = record.principal, record.phases
     line: dict[str, object] = {
@@ -237,8 +239,8 @@ def _line(record: Record, outcome: Outcome, charged: Amounts) -> dict[str, objec
         "path": record.path,
         "model": record.model,
         "class": record.cls,
-        "outcome": outcome.ending.label,
-        "status": record.status or outcome.ending.status,
+        "outcome": ending.label,
+        "status": record.status or ending.status,
         "stream": record.stream,
         "pool": record.pool,
         "replica": record.replica,
@@ -247,7 +249,7 @@ def _line(record: Record, outcome: Outcome, charged: Amounts) -> dict[str, objec
         "output_tokens": charged.output_tokens,
         "micro_usd": charged.micro_usd,
         "total_ms": round(1000 * phases.total, 3),
-        "phases_ms": {phase.value: round(1000 * phases.spent[phase], 3) for phase in Phase if phase in phases.spent},
+        "phases_ms": {_PHASES[phase]: round(1000 * seconds, 3) for phase, seconds in phases.spent.items()},
     }
     if record.first_token_at is not None:
         line["ttft_ms"] = round(1000 * (record.first_token_at - phases.started), 3)

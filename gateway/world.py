@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from gateway.gate import Gate
 from gateway.principals import Directory, Principal
 from providers.balance import Chooser
+from providers.breaker import Breaker
 from providers.ejection import Replicas
+from providers.exchange import Upstream
 from providers.kinds import Kind
 from providers.route import Route
 from providers.transport import Origin, Timers
@@ -60,30 +62,33 @@ class PoolEntry:
     gather: bool
     adapters: Mapping[str, frozenset[str] | None]  # LoRA adapters and the replicas that hold them; None is all
     extra: Mapping[str, str]
+    # What follows from the above and is found on first use.
+    breakers: dict[tuple[str, str], Breaker] = field(default_factory=dict)  # by upstream model and credential
+    upstreams: dict[tuple[str, str, str], Upstream] = field(default_factory=dict)  # by replica, model, credential
 
 
-@dataclass(frozen=True, slots=True)
 class ModelPrices:
     """What a model costs: the dearest of its targets until one is chosen, then that one's."""
 
-    by_target: Mapping[tuple[str, str], Prices]  # by (pool, upstream model); empty when the model has no price
+    __slots__ = ("_every", "by_target", "differ")
 
-    def estimate(self, use: TokenUse, output_cap: int) -> tuple[int, int]:
-        """Micro-USD expected and at worst, at the dearest target."""
-        every = set(self.by_target.values())
-        return max((p.cost(use) for p in every), default=0), max(
-            (p.worst(use.prompt, output_cap) for p in every), default=0
-        )
+    def __init__(self, by_target: Mapping[tuple[str, str], Prices]) -> None:
+        self.by_target = by_target  # by (pool, upstream model); empty when the model has no price
+        self._every = tuple(set(by_target.values()))
+        self.differ = len(self._every) > 1  # whether it matters which target serves
+
+    def cost(self, use: TokenUse) -> int:
+        """Micro-USD of `use` at the dearest target."""
+        return max([prices.cost(use) for prices in self._every], default=0)
+
+    def worst(self, prompt: int, output_cap: int) -> int:
+        """Micro-USD that so many prompt tokens and at most so many output tokens can come to at the dearest target."""
+        return max([prices.worst(prompt, output_cap) for prices in self._every], default=0)
 
     def at(self, target: tuple[str, str] | None, use: TokenUse) -> int:
         """Micro-USD of what was used at `target`; at the dearest when none was chosen."""
         prices = self.by_target.get(target) if target is not None else None
-        return prices.cost(use) if prices is not None else self.estimate(use, 0)[0]
-
-    @property
-    def differ(self) -> bool:
-        """Whether it matters which target serves."""
-        return len(set(self.by_target.values())) > 1
+        return prices.cost(use) if prices is not None else self.cost(use)
 
 
 @dataclass(frozen=True, slots=True)
