@@ -113,13 +113,16 @@ class Admission:
         if reservation is not None or state.reservation is not None:
             waiting.guarantees.set(state, reservation, now)
             self._dispatcher.room_grew()
-        if not state.waiting and not state.inflight:
-            waiting.rest(state, now)
+        waiting.rest(state, now)
 
     # -- the queue -----------------------------------------------------------------------------------------
 
     def enqueue(self, item: Item, now: float) -> list[Refusal]:
-        """The item wants a place. Returns the refusals this causes, of this item or of others; empty = it waits."""
+        """The item wants a place. Returns the refusals this causes, of this item or of others; empty = it waits.
+
+        ValueError: it waits already."""
+        if item.flow is not None:
+            raise ValueError(f"request {item.request_id} waits already")
         demand = item.demand
         item.cost = cost = self._settings.costs.of(demand.prompt_tokens, demand.cached_tokens, demand.output_tokens)
         item.left = min(item.remaining(0), demand.output_cap)
@@ -138,17 +141,28 @@ class Admission:
             item.flow = waiting.flow_of(item)
             return []
         self._join_queue(now)
-        if not item.granted:  # what was granted before has been through this
-            flow = waiting.flow_of(item)
-            wait = predicted_wait(waiting, flow, item, self._dispatcher.rate.value, now)
-            if wait > item.expires - now:
-                return [Refusal(item, Reason.DEADLINE_UNMEETABLE, wait, self._too_late(item, flow, wait, now))]
-            tenant = flow.tenant
-            if self._settings.bounds.tenant_full(tenant, cost):
-                detail = f"tenant {tenant.name} has {tenant.waiting} requests of cost {tenant.backlog:.0f} waiting"
-                return [Refusal(item, Reason.QUEUE_FULL, wait, detail)]
+        if item.granted:  # it has been through what follows
+            self._push(item, now)
+            return []
+        flow = waiting.flow_of(item)
+        wait = self._predict(flow, item, now)
+        tenant = flow.tenant
+        if wait > item.expires - now:
+            refusal = Refusal(item, Reason.DEADLINE_UNMEETABLE, wait, self._too_late(item, flow, wait, now))
+        elif self._settings.bounds.tenant_full(tenant, cost):
+            detail = f"tenant {tenant.name} has {tenant.waiting} requests of cost {tenant.backlog:.0f} waiting"
+            refusal = Refusal(item, Reason.QUEUE_FULL, wait, detail)
+        if refusal is not None:
+            waiting.rest(tenant, now)
+            return [refusal]
         self._push(item, now)
-        return waiting.overflow(item, now) if not item.granted else []
+        return [
+            Refusal(x, Reason.QUEUE_FULL if x is item else Reason.EVICTED, self._predict(f, x, now), detail)
+            for x, f, detail in waiting.overflow(now)
+        ]
+
+    def _predict(self, flow: Flow, item: Item, now: float) -> float:
+        return predicted_wait(self._waiting, flow, item, self._dispatcher.rate.value, now)
 
     @staticmethod
     def _too_late(item: Item, flow: Flow, wait: float, now: float) -> str:
@@ -202,7 +216,9 @@ class Admission:
     def _take_out(self, item: Item, now: float) -> None:
         if item is self._express:
             self._express = None
-            item.flow = None
+            flow, item.flow = item.flow, None
+            assert flow is not None
+            self._waiting.rest(flow.tenant, now)
             return
         flow = item.flow
         assert flow is not None
@@ -221,9 +237,12 @@ class Admission:
         waiting = self._waiting
         while (item := waiting.expiry.pop(now)) is not None:
             waited = now - item.arrived
+            flow = item.flow
+            assert flow is not None
             self._take_out(item, now)
+            wait = self._predict(flow, item, now)
             detail = f"waited {waited:.1f} s, {waiting.length} requests of cost {waiting.cost:.0f} still wait"
-            refusals.append(Refusal(item, Reason.QUEUE_TIMEOUT, 0.0, detail))
+            refusals.append(Refusal(item, Reason.QUEUE_TIMEOUT, wait, detail))
         waiting.forget_idle(now)
         return refusals
 
@@ -312,7 +331,7 @@ class Admission:
         if cost != ticket._charged:
             self._adjust(ticket, cost)
         replica = ticket._replica
-        replica.leave(ticket, output_tokens, now)
+        replica.leave(ticket, output_tokens, now, served=served)
         if now >= replica.meter.ends:
             self._close_window(replica, now)
         if ticket._solid:
@@ -321,6 +340,9 @@ class Admission:
         tenant.inflight -= 1
         if tenant.reservation is not None:
             self._waiting.guarantees.hold(tenant, -demand.seats, -ticket._kv)
+        else:
+            tenant.seats_held -= demand.seats
+            tenant.kv_held -= ticket._kv
         if not tenant.inflight:
             self._waiting.rest(tenant, now)
         self._dispatcher.room_grew()

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fairqueue.capacity import ReplicaView
-from fairqueue.fair import Flow, Tenant
+from fairqueue.fair import FairQueue, Flow, Tenant
 from fairqueue.item import Item
 from fairqueue.predict import ServiceRate
 from fairqueue.preempt import choose_victims
@@ -29,6 +29,8 @@ Choose = Callable[[Item, Sequence[ReplicaView], float], str]
 
 RECHECK_S = 0.1  # heads found not to fit are looked at again after this long: as what runs nears its end, room grows
 _SCAN = 8  # heads that fit nowhere, looked past in one call; doubled while nothing else happens
+_WARM_LOAD = 0.25  # how much fuller (of 1) the replica with a cached prefix may be
+_LOOK_AHEAD = 4  # flows looked at for a cached prefix
 _BLOCKED = 64  # of them remembered, to count what passes them
 
 
@@ -42,6 +44,7 @@ class Dispatcher:
         "_clean_open",
         "_clean_version",
         "_fresh",
+        "_mean_cost",
         "_scan_limit",
         "_settings",
         "_version",
@@ -59,6 +62,7 @@ class Dispatcher:
         self.replicas: dict[str, Replica] = {}
         self.solid_seats = 0
         self.rate = ServiceRate()
+        self._mean_cost = 0.0  # of what was granted from the queue lately, cost units
         self._version = 0  # moves whenever room may have grown
         self._clean_version = -1  # version at which the heads looked at were found not to fit,
         self._clean_at = float("-inf")  # when,
@@ -174,21 +178,25 @@ class Dispatcher:
                     index, flow = k, first
             if flow is None:
                 break
-            item = flow.head()
             queue = queues[index]
+            front = flow
+            item = flow.head()
+            if item.affinity is not None and not self._is_warm(item, replicas):
+                flow = self._warmer(queue, flow, replicas)
+                item = flow.head()
             replica = self.place(item, flow.tenant, replicas, now)
             if replica is None:
                 queue.set_aside(flow)
                 aside.append(item)
-                if least[index] is None:
+                if least[index] is None and flow is front:
                     least[index] = flow
                 if len(aside) >= limit:
                     self._scan_limit = min(2 * limit, 4096)
                     break
                 continue
-            first = least[index] or flow
-            if queue.virtual < first.counter:
-                queue.virtual = first.counter
+            least_flow = least[index] or front
+            if queue.virtual < least_flow.counter:
+                queue.virtual = least_flow.counter
             waiting.classes.follow(min((k for k, q in enumerate(queues) if q.length), key=counters.__getitem__))
             tickets.append(self._grant_waiting(item, replica, now, False))
             self._pass(aside, item, replicas)
@@ -203,6 +211,37 @@ class Dispatcher:
         self._clean_version = self._version if replicas else -1
         self._clean_at = now
         self._clean_open = replicas
+
+    @staticmethod
+    def _is_warm(item: Item, replicas: list[Replica]) -> bool:
+        """Whether one of these replicas served the item's prefix lately."""
+        return any(item.affinity in replica.recent for replica in replicas)
+
+    def _warmer(self, queue: FairQueue, flow: Flow, replicas: list[Replica]) -> Flow:
+        """Locality slack: a flow close behind the first whose head finds its prefix cached, else the first.
+
+        `close` is `locality_slack` times a mean request's cost over the flow's weight, so no tenant falls further back
+        than that for the sake of another's cache."""
+        slack = self._settings.locality_slack * self._mean_cost
+        if not slack:
+            return flow
+        limit = flow.counter
+        passed: list[Flow] = []
+        chosen = flow
+        candidate: Flow | None = flow
+        while candidate is not None and len(passed) < _LOOK_AHEAD:
+            queue.set_aside(candidate)
+            passed.append(candidate)
+            candidate = queue.peek()
+            if candidate is None or candidate.counter > limit + slack / candidate.tenant.weight:
+                break
+            head = candidate.head()
+            if head.affinity is not None and self._is_warm(head, replicas):
+                chosen = candidate
+                break
+        for other in passed:
+            queue.put_back(other)
+        return chosen
 
     def _serve_fresh(self, replicas: list[Replica], tickets: list[Ticket], now: float) -> None:
         """Nothing has ended since all heads were found not to fit: only new heads are worth a look."""
@@ -291,7 +330,15 @@ class Dispatcher:
             return None
         if self._choose is not None:
             return self.replicas[self._choose(item, fitting, now)]
-        return fitting[0] if len(fitting) == 1 else min(fitting, key=Replica.load)
+        if len(fitting) == 1:
+            return fitting[0]
+        best = min(fitting, key=Replica.load)
+        if item.affinity is not None and item.affinity not in best.recent:
+            # A cached prefix is worth a busier replica, within reason.
+            warm = [r for r in fitting if item.affinity in r.recent]
+            if warm and (warmest := min(warm, key=Replica.load)).load() <= best.load() + _WARM_LOAD:
+                return warmest
+        return best
 
     def _seats_withheld(self, item: Item, tenant: Tenant) -> bool:
         """Whether the item would take seats that are held free for others' reservations."""
@@ -322,6 +369,7 @@ class Dispatcher:
         flow = item.flow
         assert flow is not None
         self._waiting.remove(item, now, granted=True)
+        self._mean_cost += 0.05 * (item.cost - self._mean_cost) if self._mean_cost else item.cost
         self.rate.granted(item.cost, now, still_waiting=self._waiting.length > 0)
         if item.bypassed:
             self.drop_claim(item)
@@ -356,6 +404,9 @@ class Dispatcher:
             if guaranteed:
                 ticket._rate = waiting.guarantees.charge(tenant, item.cost, now)
             waiting.guarantees.hold(tenant, demand.seats, ticket._kv)
+        else:
+            tenant.seats_held += demand.seats
+            tenant.kv_held += ticket._kv
         if ticket._solid:
             self.solid_seats += demand.seats
         replica.enter(ticket, now)

@@ -65,7 +65,7 @@ class Tenant:
         self.rate = 0.0  # effective reserved rate at this moment: 0 outside windows, scaled when oversold
         self.room_seats = 0.0  # effective reserved room, likewise
         self.room_kv = 0.0
-        self.seats_held = 0  # by its tickets; counted only while it has a reservation
+        self.seats_held = 0  # by its tickets
         self.kv_held = 0
         self.due_mark = 0  # of its valid entry in the reservation heap; 0 = none
 

@@ -32,7 +32,7 @@ class Guarantees:
         self._largest = 1.0  # the largest estimate granted so far, cost units: a clock may lag by so much
 
     def set(self, tenant: Tenant, reservation: Reservation | None, now: float) -> None:
-        """The shell counts what the tenant holds from now on; the caller passes what it holds already."""
+        """A tenant's reservation from now on; what it holds already counts."""
         self._release_hold(tenant)
         if reservation is None:
             self.tenants.pop(tenant.name, None)

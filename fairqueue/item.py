@@ -69,6 +69,7 @@ class Item:
     adapter: str | None = None
     preemptible: bool = False
     gathered: bool = False  # the caller sees nothing before the end, so the first token does not end preemption
+    silent: bool = False  # its first token cannot be seen, as its upstream answers whole
     priority: int = 0  # inside its tenant: lower goes first
 
     # Owned by the queue that holds the item; nobody else writes these.

@@ -8,7 +8,8 @@ The line: a request may enter while the unfinished uncached prompt tokens of gra
 so the engine always has its next chunk at hand and never much more. A first token tells that a prompt is through.
 Between first tokens the progress of the oldest is taken from the clock at the known speed; what is credited so is
 bounded by the oldest prompt and one chunk, so a wrong speed lets at most that much in. With neither chunk nor speed
-known the bound is one request at a time; once a speed is learned it is `share` of the TTFT objective in engine time.
+known the bound is one request at a time; once a speed is learned it is a share of the TTFT objective in engine time.
+A request whose answer comes whole shows no first token: it is taken to be through after the time its prompt needs.
 
 The pace: in a second of wall time prefill takes d * rate (d = seconds per prefill token), the rest is decode steps of
 `base` seconds, so TPOT = base / (1 - d * rate), and keeping it within its objective asks
@@ -31,11 +32,24 @@ _FIRST_SAMPLE_S = 0.005  # busy time below which a speed is not yet believed
 class PrefillLine:
     """Granted requests whose first token has not come, oldest first, on one replica."""
 
-    __slots__ = ("_busy", "_done", "_since", "allowance_s", "best", "ceiling", "chunk", "entered", "tokens", "waiting")
+    __slots__ = (
+        "_busy",
+        "_done",
+        "_since",
+        "allowance_s",
+        "best",
+        "ceiling",
+        "chunk",
+        "entered",
+        "silent",
+        "tokens",
+        "waiting",
+    )
 
     def __init__(self, allowance_s: float) -> None:
         self.waiting: dict[object, int] = {}  # ticket -> uncached prompt tokens; insertion order is grant order
         self.tokens = 0  # sum of `waiting`
+        self.silent: set[object] = set()  # of those waiting, the ones whose first token will not be seen
         self.chunk: int | None = None  # tokens an engine step prefills; None = unknown
         self.ceiling: float | None = None  # configured tokens/s; the learned speed never exceeds it
         self.allowance_s = allowance_s  # engine seconds that may wait when the chunk is unknown
@@ -66,7 +80,9 @@ class PrefillLine:
         speed = self.speed
         return 0.0 if speed is None else speed * self.allowance_s
 
-    def enter(self, key: object, tokens: int, now: float) -> None:
+    def enter(self, key: object, tokens: int, now: float, *, silent: bool = False) -> None:
+        if silent:
+            self.silent.add(key)
         if not self.waiting:
             self._since = now
         self.waiting[key] = tokens
@@ -91,6 +107,20 @@ class PrefillLine:
                 self._since = now
         del self.waiting[key]
         self.tokens -= tokens
+        self.silent.discard(key)
+
+    def _let_silent_through(self, now: float) -> None:
+        """Silent requests leave when their time is over, oldest first; none of them teaches a speed."""
+        while self.waiting:
+            key, tokens = next(iter(self.waiting.items()))
+            speed = self.speed
+            over = self._since + (tokens / speed if speed else _GRACE_S)
+            if key not in self.silent or now < over:
+                return
+            del self.waiting[key]
+            self.silent.discard(key)
+            self.tokens -= tokens
+            self._since = over
 
     def unfinished(self, now: float) -> float:
         """Prefill tokens still to be done by the engine, estimated."""
@@ -123,6 +153,8 @@ class PrefillLine:
         return next(iter(self.waiting.values())) + (self.chunk or 0)
 
     def is_open(self, now: float) -> bool:
+        if self.silent:
+            self._let_silent_through(now)
         return not self.waiting or self.unfinished(now) <= self.budget + _ROUNDING
 
     def opens_at(self, now: float) -> float | None:
@@ -133,6 +165,8 @@ class PrefillLine:
         if excess <= _ROUNDING:
             return now
         speed = self.speed
+        if self.silent and next(iter(self.waiting)) in self.silent:
+            return max(now, self._since + (next(iter(self.waiting.values())) / speed if speed else _GRACE_S))
         if speed is None or excess > self._credit_bound():
             return None
         return max(now, self._since + excess / speed)

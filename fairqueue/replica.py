@@ -148,7 +148,7 @@ class Replica:
             self.preemptible[ticket] = None
         if self._settings.engine:
             tokens = demand.prompt_tokens - demand.cached_tokens
-            self.line.enter(ticket, tokens, now)
+            self.line.enter(ticket, tokens, now, silent=item.silent)
             if self.pace.rate is not None:
                 self.pace.take(tokens, now)
         if item.affinity is not None:
@@ -192,7 +192,7 @@ class Replica:
             return True
         return False
 
-    def leave(self, ticket: Ticket, output_tokens: int, now: float) -> None:
+    def leave(self, ticket: Ticket, output_tokens: int, now: float, *, served: bool) -> None:
         if output_tokens > ticket.generated and ticket.first_token_at is not None:
             self.meter.tokens(output_tokens - max(1, ticket.generated), now - ticket._last_at, self.ledger.now_used)
         self.inflight -= 1
@@ -202,7 +202,8 @@ class Replica:
             self.solid_kv -= ticket._kv
         if ticket.item.preemptible:
             self.preemptible.pop(ticket, None)
-        self.line.leave(ticket, now, finished=False)
+        # One that ends without a first token but served did nothing but prefill (embeddings, one token).
+        self.line.leave(ticket, now, finished=served and output_tokens <= 1)
         self._fail_need = self._fail_left = _NEVER
 
     def close_window(self, now: float) -> None:

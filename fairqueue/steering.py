@@ -50,6 +50,8 @@ class Steering:
         seen = meter.close(now, line.done(now))
         if seen is None:
             return False
+        if not engine:  # a vendor's pace is not ours to steer: it says itself when it is full
+            return False
         speed = meter.fit.speed
         hopeless = speed is not None and speed.a >= _AIM * slo
         slow = seen.token_s is not None and seen.token_s > slo and not hopeless
@@ -57,8 +59,6 @@ class Steering:
         self.net.window(breached=slow or seen.late > 0.5, used=0.0 if close else used)
         self.kv_net.window(breached=self.preempted, used=kv_used_part)
         self.preempted = False
-        if not engine:
-            return slow
         rate = None if hopeless else self._rate(seen, line, slow=slow, close=close, kv_used=kv_used)
         self.pace.set_rate(rate, 2.0 * line.budget, now)
         load = meter.load(_AIM * slo, None, None)

@@ -10,7 +10,7 @@ from fairqueue.bounds import Expiry, LongestQueue
 from fairqueue.classes import ClassClock
 from fairqueue.fair import FairQueue, Flow, Tenant
 from fairqueue.guarantees import Guarantees
-from fairqueue.item import Item, Reason, Refusal, RequestClass
+from fairqueue.item import Item, RequestClass
 from fairqueue.settings import CLASSES, PoolSettings
 
 
@@ -96,8 +96,8 @@ class Waiting:
             self.expiry.clear()
 
     def rest(self, tenant: Tenant, now: float) -> None:
-        """The tenant has nothing in flight any more."""
-        if not tenant.waiting:
+        """The tenant may have come to rest: nothing waits, nothing is in flight."""
+        if not tenant.waiting and not tenant.inflight:
             self._idle[tenant.name] = now
 
     def busy(self, tenant: Tenant) -> None:
@@ -127,9 +127,9 @@ class Waiting:
         if tenant.waiting:
             self.longest.grew(tenant)
 
-    def overflow(self, item: Item, now: float) -> list[Refusal]:
-        """Evictions that bring the queue back within its bounds, after `item` was pushed."""
-        refusals: list[Refusal] = []
+    def overflow(self, now: float) -> list[tuple[Item, Flow, str]]:
+        """Takes out what brings the queue back within its bounds: each item, its flow, and why with the figures."""
+        out: list[tuple[Item, Flow, str]] = []
         bounds = self._settings.bounds
         while bounds.overfull(self.length, self.cost):
             tenant = self.longest.longest()
@@ -143,6 +143,5 @@ class Waiting:
                 f"for its weight: {tenant.waiting} of cost {tenant.backlog:.0f}"
             )
             self.remove(victim, now)
-            reason = Reason.QUEUE_FULL if victim is item else Reason.EVICTED
-            refusals.append(Refusal(victim, reason, 0.0, detail))
-        return refusals
+            out.append((victim, flow, detail))
+        return out

@@ -79,9 +79,8 @@ def overload(
     total = sum(WEIGHTS.values())
     asks: list[Ask] = []
     for name, weight in WEIGHTS.items():
-        for ask in poisson(
-            rng, factor * capacity_rps * weight / total, seconds, tenant=name, prompt=1, output=1, cap=1
-        ):
+        rate = factor * capacity_rps * (10.0 if alike else weight) / total
+        for ask in poisson(rng, rate, seconds, tenant=name, prompt=1, output=1, cap=1):
             prompt, output = _sizes(rng, *medians)
             asks.append(replace(ask, prompt=prompt, output=output, cap=4096))
     g = gate(

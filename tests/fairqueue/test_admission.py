@@ -7,6 +7,7 @@ import pytest
 from fairqueue.bounds import Bounds
 from fairqueue.capacity import Capacity, Scrape
 from fairqueue.item import Reason, RequestClass
+from fairqueue.reservations import Reservation
 from tests.fairqueue.pool import item, pool
 
 
@@ -233,3 +234,71 @@ def test_a_removed_replica_still_takes_its_tickets_back() -> None:
     assert p.snapshot(2.0).inflight == 0
     p.set_replica("r1", Capacity(seats=1), 3.0)
     assert p.snapshot(3.0).replicas[1].seats_held == 0
+
+
+def test_an_item_that_waits_cannot_be_queued_twice() -> None:
+    p = pool(seats=0)
+    waiting = item()
+    p.enqueue(waiting, 0.0)
+    with pytest.raises(ValueError, match="waits already"):
+        p.enqueue(waiting, 0.0)
+
+
+def test_tenants_that_were_only_refused_or_cancelled_are_forgotten_too() -> None:
+    p = pool(seats=0, bounds=Bounds(items=2, tenant_cost=100.0))
+    x = item("cancelled")
+    p.enqueue(x, 0.0)
+    p.cancel(x, 0.0)
+    for n in range(4):
+        p.enqueue(item("waits", deadline=5.0), 0.0)
+        p.enqueue(item(f"evicted{n}"), 0.0)
+    p.expire(5.0)
+    p.expire(700.0)
+    assert all(t.waiting for t in p._waiting.tenants.values())
+
+
+def test_what_a_tenant_holds_already_counts_when_it_gets_a_reservation() -> None:
+    p = pool(seats=4)
+    p.enqueue(item("gold"), 0.0)
+    (ticket,) = p.dispatch(0.0)
+    p.set_tenant("gold", weight=1.0, reservation=Reservation(seats=2, hold=1.0), now=0.0)
+    assert p.snapshot(0.0).held_seats == 1.0
+    p.release(ticket, 1.0, output_tokens=50, served=True)
+    assert p.snapshot(1.0).held_seats == 2.0
+    p.set_tenant("gold", weight=1.0, now=1.0)
+    assert p.snapshot(1.0).held_seats == 0.0
+
+
+def test_answers_that_come_whole_do_not_hold_up_the_prefill_of_others() -> None:
+    p = pool(seats=50, kv=1_000_000, chunk=256, rate=10_000.0)
+    now, granted = 0.0, 0
+    for _ in range(20):
+        p.enqueue(item(prompt=1000, silent=True), now)
+    while granted < 20:
+        granted += len(p.dispatch(now))
+        wake = p.next_wake(now)
+        if granted < 20:
+            assert wake is not None
+            now = wake
+    assert now == pytest.approx(1.9 - 0.0256, abs=0.15)  # 10,000 prompt tokens a second, one chunk ahead
+
+
+def test_embeddings_teach_the_speed_although_they_show_no_first_token() -> None:
+    p = pool(seats=50, kv=1_000_000, chunk=None)
+    p.enqueue(item(prompt=1000, output=0), 0.0)
+    (t,) = p.dispatch(0.0)
+    p.release(t, 0.1, output_tokens=0, served=True)
+    assert p.snapshot(0.1).replicas[0].prefill_rate.value == pytest.approx(10_000.0)
+
+
+def test_a_busy_account_is_not_steered_by_its_own_slowness() -> None:
+    p = pool(seats=10)
+    tickets = []
+    for _ in range(10):
+        p.enqueue(item(), 0.0)
+        tickets += p.dispatch(0.0)
+    for second in range(1, 30):
+        for t in tickets:
+            p.progress(t, second, float(second))
+    assert p.snapshot(30.0).replicas[0].seat_limit == 10
+    assert p.snapshot(30.0).replicas[0].safety == 1.0
