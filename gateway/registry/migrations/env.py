@@ -1,0 +1,11 @@
+"""What Alembic runs: migrations on the connection that the gateway hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from gateway.registry.tables import metadata
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=metadata, render_as_batch=True)
+with context.begin_transaction():
+    context.run_migrations()
