@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("WEIGHBRIDGE_CACHE") or PROJECT / ".cache" / "real")
 START_S = 240.0  # vLLM takes half a minute on an idle machine
+LISTEN_S = 10.0  # it says that it has started just before it listens
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Server:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._ready.wait(START_S) or not self._up:
+        if not self._ready.wait(START_S) or not self._up or not _listens(port):
             self.kill()
             raise RuntimeError(f"{name} did not start:\n" + "\n".join(self.lines[-30:]))
 
@@ -189,6 +191,16 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+def _listens(port: int) -> bool:
+    """Whether somebody listens there, now or within LISTEN_S."""
+    until = time.monotonic() + LISTEN_S
+    while time.monotonic() < until:
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=LISTEN_S):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 @contextmanager
