@@ -18,8 +18,8 @@ from __future__ import annotations
 from fairqueue.capacity import Capacity, Scrape
 from fairqueue.dispatcher import RECHECK_S, Choose, Dispatcher
 from fairqueue.fair import Flow, Tenant
-from fairqueue.item import Item, Reason, Refusal
-from fairqueue.predict import predicted_wait
+from fairqueue.item import Item, Reason, Refusal, RequestClass
+from fairqueue.predict import newcomer_wait, predicted_wait
 from fairqueue.replica import Replica
 from fairqueue.report import pool_snapshot
 from fairqueue.reservations import Reservation, Sale, Vector, sellable, total
@@ -162,7 +162,7 @@ class Admission:
         ]
 
     def _predict(self, flow: Flow, item: Item, now: float) -> float:
-        return predicted_wait(self._waiting, flow, item, self._dispatcher.rate.value, now)
+        return predicted_wait(self._waiting, flow, item.priority, self._dispatcher.rate.value, now)
 
     @staticmethod
     def _too_late(item: Item, flow: Flow, wait: float, now: float) -> str:
@@ -394,6 +394,24 @@ class Admission:
         return self._dispatcher.preemptions(now)
 
     # -- looking -------------------------------------------------------------------------------------------
+
+    def expected_wait(self, tenant: str, cls: RequestClass, now: float) -> float | None:
+        """Seconds one more request would wait: 0 while nothing waits, None while the rate of grants is not known."""
+        self._join_queue(now)
+        return newcomer_wait(self._waiting, tenant, cls, self._dispatcher.rate.value, now)
+
+    def seats(self) -> tuple[int, int]:
+        """Seats held and seats there are at the moment, over the usable replicas."""
+        held = limit = 0
+        for replica in self._replicas.values():
+            if replica.usable:
+                held += replica.seats_held
+                limit += replica.seat_limit
+        return held, limit
+
+    def running(self) -> dict[str, int]:
+        """Requests in flight by replica."""
+        return {name: replica.inflight for name, replica in self._replicas.items()}
 
     def next_wake(self, now: float) -> float | None:
         """When `dispatch` or `expire` is worth calling although nothing happens; None = only after an event."""

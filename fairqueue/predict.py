@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from math import exp
 
-from fairqueue.fair import Flow
-from fairqueue.item import Item
+from fairqueue.fair import Flow, Tenant
+from fairqueue.item import RequestClass
+from fairqueue.settings import CLASSES
 from fairqueue.waiting import Waiting
 
 _MEMORY_S = 10.0
@@ -61,13 +62,13 @@ class ServiceRate:
         return self._cost / self._seconds
 
 
-def predicted_wait(waiting: Waiting, flow: Flow, item: Item, rate: float | None, now: float) -> float:
-    """Seconds until the item would be granted if it joined its flow now; 0 if that is not known."""
+def predicted_wait(waiting: Waiting, flow: Flow, priority: int, rate: float | None, now: float) -> float:
+    """Seconds until an item of `priority` would be granted if it joined the flow now; 0 if that is not known."""
     if not rate:
         return 0.0
     tenant = flow.tenant
     queue = waiting.queues[flow.index]
-    ahead = flow.backlog if flow.items and item.priority >= flow.head().priority else 0.0
+    ahead = flow.backlog if flow.items and priority >= flow.head().priority else 0.0
     start = max(flow.counter, queue.virtual) + ahead / tenant.weight
     weight = queue.weight + (0.0 if flow.items else tenant.weight)
     work = min((start - queue.virtual) * weight, queue.backlog)
@@ -77,3 +78,14 @@ def predicted_wait(waiting: Waiting, flow: Flow, item: Item, rate: float | None,
     if tenant.rate:
         wait = min(wait, max(tenant.clock - now, 0.0) + ahead / tenant.rate)
     return wait
+
+
+def newcomer_wait(waiting: Waiting, tenant: str, cls: RequestClass, rate: float | None, now: float) -> float | None:
+    """Seconds a further request of `tenant` would wait, 0 while nothing waits; None = not known. Changes nothing."""
+    if not waiting.length:
+        return 0.0
+    if not rate:
+        return None
+    index = CLASSES.index(cls)
+    known = waiting.tenants.get(tenant) or Tenant(tenant, len(CLASSES))
+    return predicted_wait(waiting, known.flows[index] or Flow(known, index), 0, rate, now)

@@ -177,6 +177,13 @@ class Replicas:
         """Whether the pool can serve at all."""
         return self._trouble_until <= now or any(self.usable(now).values())
 
+    def any_well(self) -> bool:
+        """Whether some replica is up, closed, and its last answer was a good one. None is: what fails is the pool."""
+        return any(
+            replica.alive is Alive.UP and replica.breaker.state is State.CLOSED and not replica.breaker.row
+            for replica in self._all.values()
+        )
+
     def next_change(self, now: float) -> float | None:
         """When time alone will next let a replica in; None when nothing is pending."""
         times = [r.breaker.until for r in self._all.values() if r.breaker.state in (State.OPEN, State.BARRED)]

@@ -88,3 +88,23 @@ def test_the_rate_counts_only_while_something_waits() -> None:
     rate.waiting(now + 100.0)
     rate.granted(100.0, now + 100.5, still_waiting=False)
     assert rate.value == pytest.approx(200.0, rel=0.01)
+
+
+def test_looking_at_the_wait_tells_what_a_newcomer_meets_and_changes_nothing() -> None:
+    p = pool(seats=1)
+    assert p.expected_wait("noisy", RequestClass.INTERACTIVE, 0.0) == 0.0
+    for _ in range(100):
+        p.enqueue(item("noisy", at=0.0), 0.0)
+    (running,) = p.dispatch(0.0)
+    assert p.expected_wait("noisy", RequestClass.INTERACTIVE, 0.1) is None  # no rate is known yet
+    for n in range(1, 21):
+        p.release(running, n * 0.5, output_tokens=50, served=True)
+        (running,) = p.dispatch(n * 0.5)
+    before = p.snapshot(10.0)
+    assert p.expected_wait("noisy", RequestClass.INTERACTIVE, 10.0) == pytest.approx(79 * 0.5, rel=0.1)
+    quiet = p.expected_wait("quiet", RequestClass.INTERACTIVE, 10.0)
+    assert quiet is not None
+    assert quiet < 2.0
+    assert p.snapshot(10.0) == before
+    assert p.seats() == (1, 1)
+    assert p.running() == {"r0": 1}
