@@ -55,8 +55,11 @@ def write_request(prompt: Prompt, model: str, version: str, default_cap: int = D
     }
     if words:
         body["system"] = "\n\n".join(words)
-    if version == VERSION_WITH_SAMPLING:
-        body.update(_sampling(prompt))
+    sampling = _sampling(prompt)
+    if sampling and version != VERSION_WITH_SAMPLING:
+        name = next(iter(sampling))
+        raise Unsupported(name, f"{name} is not supported by the version of this provider's API that is configured")
+    body.update(sampling)
     if prompt.stop:
         body["stop_sequences"] = list(prompt.stop)
     if prompt.tools:

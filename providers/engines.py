@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from providers.exchange import Endpoint
+from providers.route import Feature
 
 _ALL = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS})
 
@@ -46,12 +47,12 @@ class Facts:
     output_cap: str | None = None
     """The only name of the output cap the kind is sure to read in chat; None = it reads both."""
     extras: bool = True
-    """Takes unknown sampling fields (top_k, chat_template_kwargs...); otherwise they are removed."""
-    folds_case: bool = False
-    """Reads field names without regard to case, so a misspelt twin of a checked field would win."""
+    """Takes unknown sampling fields (top_k, chat_template_kwargs...); otherwise they are refused."""
     finish_required: bool = False
     """A stream that ends without a finish_reason has failed even if its terminator came."""
     endpoints: frozenset[Endpoint] = _ALL
+    features: frozenset[Feature] = frozenset(Feature)
+    """What a request may need that some kinds cannot do in any model."""
     health_path: str | None = None
     metrics_path: str | None = None
     load_path: str | None = None
@@ -63,6 +64,7 @@ _VLLM = Facts(
 )  # fmt: skip
 _VENDOR = Facts(engine=False)
 _CHAT_ONLY = frozenset({Endpoint.CHAT})
+_TRANSLATED = frozenset({Feature.TOOLS, Feature.IMAGES, Feature.JSON_SCHEMA, Feature.REASONING})
 
 FACTS: Mapping[str, Facts] = MappingProxyType(
     {
@@ -74,6 +76,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         ),
         "tgi": Facts(
             engine=True, cancels=True, leaving_stops_billing=True, endpoints=_ALL - {Endpoint.EMBEDDINGS},
+            features=frozenset({Feature.TOOLS, Feature.IMAGES, Feature.JSON_SCHEMA, Feature.LOGPROBS}),
             health_path="/health", metrics_path="/metrics",
         ),
         "llamacpp": Facts(
@@ -86,8 +89,8 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             metrics_path="/prometheus/metrics",
         ),
         "ollama": Facts(
-            engine=True, cancels=True, leaving_stops_billing=True, output_cap="max_tokens", folds_case=True,
-            finish_required=True, health_path="/api/version", load_path="/api/ps",
+            engine=True, cancels=True, leaving_stops_billing=True, output_cap="max_tokens", finish_required=True,
+            health_path="/api/version", load_path="/api/ps",
         ),
         "openai": Facts(engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False),
         "azure": Facts(engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False),
@@ -96,9 +99,9 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             engine=False, extras=False, output_cap="max_tokens", endpoints=frozenset({Endpoint.CHAT,
             Endpoint.EMBEDDINGS})
         ),
-        "anthropic": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY),
-        "gemini": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY),
-        "bedrock": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY),
+        "anthropic": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY, features=_TRANSLATED),
+        "gemini": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY, features=_TRANSLATED),
+        "bedrock": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY, features=_TRANSLATED),
     }
 )  # fmt: skip
 

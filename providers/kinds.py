@@ -13,6 +13,7 @@ from providers.engines import FACTS, Facts
 from providers.exchange import Call, Failure, Headers, Outgoing, Reader, Upstream
 from providers.gemini import GeminiKind
 from providers.openai import OpenAIKind
+from providers.tgi import TgiKind
 
 
 class Kind(Protocol):
@@ -41,7 +42,13 @@ class Kind(Protocol):
 
 
 _OF_THEIR_OWN: Mapping[str, Kind] = MappingProxyType(
-    {"azure": AzureKind("azure"), "anthropic": AnthropicKind(), "gemini": GeminiKind(), "bedrock": BedrockKind()}
+    {
+        "tgi": TgiKind("tgi"),
+        "azure": AzureKind("azure"),
+        "anthropic": AnthropicKind(),
+        "gemini": GeminiKind(),
+        "bedrock": BedrockKind(),
+    }
 )
 _KINDS: Mapping[str, Kind] = MappingProxyType({name: _OF_THEIR_OWN.get(name) or OpenAIKind(name) for name in FACTS})
 

@@ -17,6 +17,7 @@ import orjson
 from providers.engines import FACTS, Facts
 from providers.exchange import Call, Endpoint, Failure, Headers, Outgoing, Reader, Unsupported, Upstream
 from providers.failures import classify
+from providers.fields import ENGINE_FIELDS, READS, STEERING, refuse, unread
 from providers.gather import GatherReader, WholeReader
 from providers.openai_stream import StreamReader
 
@@ -24,49 +25,7 @@ PATHS: Mapping[Endpoint, str] = MappingProxyType(
     {Endpoint.CHAT: "/chat/completions", Endpoint.COMPLETIONS: "/completions", Endpoint.EMBEDDINGS: "/embeddings"}
 )
 
-STEERING = frozenset(
-    {
-        # order of work and cache separation: the gateway's to set
-        "priority", "cache_salt", "extra_key", "session_id", "session_params",
-        # identities and transfers between replicas
-        "request_id", "rid", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "bootstrap_host",
-        "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
-        "disagg_prefill_dp_rank",
-        # what is loaded, where, and for how long
-        "lora", "lora_path", "lora_request", "id_slot", "keep_alive", "options",
-        # code of the caller's that would run inside the engine
-        "custom_logit_processor", "logits_processors",
-    }
-)  # fmt: skip
-"""Fields by which a client would steer an engine past the gateway: never passed on."""
-
-_ENGINE_FIELDS = frozenset(
-    {
-        "top_k", "min_p", "top_a", "typical_p", "repetition_penalty", "length_penalty", "early_stopping",
-        "use_beam_search", "best_of_sequences", "ignore_eos", "min_tokens", "stop_token_ids",
-        "include_stop_str_in_output", "no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens",
-        "truncate_prompt_tokens", "prompt_logprobs", "echo_tokens", "add_generation_prompt",
-        "continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs", "documents",
-        "mm_processor_kwargs", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-        "guided_grammar", "guided_decoding_backend", "regex", "ebnf", "grammar", "json_schema",
-        "allowed_token_ids", "bad_words", "return_tokens_as_token_ids", "return_token_ids", "include_reasoning",
-        "separate_reasoning", "stream_reasoning", "return_hidden_states", "thinking_token_budget",
-        "cache_prompt", "n_probs", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier",
-        "xtc_probability", "samplers", "timings_per_token", "n_predict", "repeat_penalty", "repeat_last_n",
-        "think", "raw", "format",
-    }
-)  # fmt: skip
-"""Fields engines know and OpenAI's own API refuses as unknown."""
-
-_GEMINI_FIELDS = frozenset(
-    {
-        "model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "n", "stop",
-        "tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort",
-        "presence_penalty", "frequency_penalty", "seed", "logprobs", "top_logprobs", "modalities", "audio",
-        "extra_body", "input", "encoding_format", "dimensions", "user",
-    }
-)  # fmt: skip
-"""All that Gemini's compatible endpoint is known to read: it refuses a request with any other field."""
+_NO_READS: Mapping[Endpoint, frozenset[str]] = MappingProxyType({})
 
 _WHOLE_ONLY = (
     "logprobs",
@@ -101,7 +60,9 @@ def root_path(base_url: str, default: str = "/v1") -> str:
 
 
 def rewrite(call: Call, upstream: Upstream, facts: Facts, *, streams: bool) -> dict[str, Any] | None:
-    """The body for the upstream, or None when the bytes that came will do. `call.body` is left as it is."""
+    """The body for the upstream, or None when the bytes that came will do. `call.body` is left as it is. Raises
+    Unsupported naming a field that asks for what the upstream cannot do.
+    """
     body = call.body
     changes: dict[str, Any] = {}
     drops: set[str] = set()
@@ -109,10 +70,12 @@ def rewrite(call: Call, upstream: Upstream, facts: Facts, *, streams: bool) -> d
         changes["model"] = upstream.model
     if not STEERING.isdisjoint(body):
         drops.update(STEERING.intersection(body))
-    if facts.folds_case:
-        drops.update(name for name in body if name != name.lower())
-    if not facts.extras:
-        drops.update(set(body) - _GEMINI_FIELDS if upstream.kind == "gemini-openai" else _ENGINE_FIELDS & body.keys())
+    reads = READS.get(upstream.kind, _NO_READS).get(call.endpoint)
+    if reads is not None:
+        drops |= unread(body, reads)
+    elif not facts.extras and not ENGINE_FIELDS.isdisjoint(body):
+        refuse(body, ENGINE_FIELDS)
+        drops |= ENGINE_FIELDS & body.keys()
     if call.endpoint is not Endpoint.EMBEDDINGS:
         _stream_fields(call, upstream, facts, streams, changes, drops)
         _output_cap(call, upstream, facts, changes, drops)
@@ -140,7 +103,9 @@ def _stream_fields(
         changes["stream"] = streams
     if not streams:
         return
-    if not facts.stream_options or upstream.extra.get("stream_options") == "false":
+    if not _tells_usage(upstream, facts):
+        if call.wants_usage:
+            raise Unsupported("stream_options.include_usage")
         if "stream_options" in call.body:
             drops.add("stream_options")
         return
@@ -151,6 +116,11 @@ def _stream_fields(
         name: value for name, value in known.items() if facts.continuous_usage or name != "continuous_usage_stats"
     }
     changes["stream_options"] = {**wanted, "include_usage": True}
+
+
+def _tells_usage(upstream: Upstream, facts: Facts) -> bool:
+    """Whether its streams end with usage when they are asked to."""
+    return facts.stream_options and upstream.extra.get("stream_options") != "false"
 
 
 def _output_cap(call: Call, upstream: Upstream, facts: Facts, changes: dict[str, Any], drops: set[str]) -> None:
@@ -208,12 +178,15 @@ class OpenAIKind:
         return self.facts.engine
 
     def prepare(self, call: Call, upstream: Upstream) -> Outgoing:
-        """The request for one attempt. Raises Unsupported for an endpoint the kind does not have."""
+        """The request for one attempt. Raises Unsupported naming what the kind cannot do."""
         facts = self.dialect(upstream)
         if call.endpoint not in facts.endpoints:
             raise Unsupported("endpoint", f"{call.endpoint} is not served by {self.name} upstreams")
-        streams = _streams(call, upstream)
+        streams = _streams(call, upstream, facts)
         body = rewrite(call, upstream, facts, streams=streams)
+        changes = self.changes(call)
+        if changes:
+            body = {**(call.body if body is None else body), **changes}
         return Outgoing(
             method="POST",
             url_path=self.path(call, upstream),
@@ -226,6 +199,10 @@ class OpenAIKind:
         """What the upstream itself can do, where that depends on more than its kind."""
         return FACTS[self.name]
 
+    def changes(self, call: Call) -> dict[str, Any]:
+        """Fields that this kind wants otherwise than OpenAI wrote them. Raises Unsupported."""
+        return {}
+
     def path(self, call: Call, upstream: Upstream) -> str:
         """Path and query of the call."""
         return root_path(upstream.base_url) + PATHS[call.endpoint]
@@ -236,8 +213,8 @@ class OpenAIKind:
 
     def reader(self, call: Call, upstream: Upstream, status: int, headers: Headers) -> Reader:
         """The reader of an answer of status 200 to 299."""
-        facts = FACTS[self.name]
-        if not _streams(call, upstream):
+        facts = self.dialect(upstream)
+        if not _streams(call, upstream, facts):
             return WholeReader(call, self.name)
         if call.stream:
             return StreamReader(call, self.name, finish_required=facts.finish_required)
@@ -248,8 +225,8 @@ class OpenAIKind:
         return classify(self.name, status, headers, body)
 
 
-def _streams(call: Call, upstream: Upstream) -> bool:
-    """Whether the upstream is asked to stream."""
+def _streams(call: Call, upstream: Upstream, facts: Facts) -> bool:
+    """Whether the upstream is asked to stream. A call is gathered only from a stream that tells its usage."""
     if call.endpoint is Endpoint.EMBEDDINGS:
         return False
-    return call.stream or (upstream.gather and gatherable(call))
+    return call.stream or (upstream.gather and gatherable(call) and _tells_usage(upstream, facts))

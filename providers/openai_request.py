@@ -27,35 +27,29 @@ from providers.conversation import (
     Turn,
 )
 from providers.exchange import Call, Unsupported
+from providers.fields import asks, unread
 
 _ROLES: Mapping[str, Role] = MappingProxyType(
     {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 )
 
-# Field -> values that ask for nothing. Any other value changes the answer in a way no other dialect can be asked for.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+_READ = frozenset(
     {
-        "n": (1,),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "logit_bias": ({},),
-        "prediction": (),
-        "audio": (),
-        "modalities": (["text"], []),
-        "web_search_options": (),
-        "moderation": (),
+        "model", "messages", "stream", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
+        "seed", "presence_penalty", "frequency_penalty", "stop", "tools", "functions", "tool_choice",
+        "function_call", "parallel_tool_calls", "response_format", "reasoning_effort",
     }
-)
+)  # fmt: skip
+"""The fields that have a common form. Any other changes the answer in a way no other dialect can be asked for, or asks
+nothing of it.
+"""
 EMPTY_SCHEMA: Mapping[str, Any] = MappingProxyType({"type": "object", "properties": {}})
 
 
 def read_prompt(call: Call) -> Prompt:
     """The chat request of `call`. Raises Unsupported naming the first field that has no common form."""
     body = call.body
-    for name, neutral in _NEUTRAL.items():
-        value = body.get(name)
-        if value is not None and not any(value == known and type(value) is type(known) for known in neutral):
-            raise Unsupported(name)
+    unread(body, _READ)
     choice, tool_name = _choice(body)
     stop = body.get("stop")
     cap = body.get("max_completion_tokens")
@@ -65,7 +59,7 @@ def read_prompt(call: Call) -> Prompt:
         output_cap=_integer("max_tokens", body.get("max_tokens") if cap is None else cap),
         temperature=_number("temperature", body.get("temperature")),
         top_p=_number("top_p", body.get("top_p")),
-        top_k=_integer("top_k", body.get("top_k")),
+        top_k=_integer("top_k", body.get("top_k")) if asks("top_k", body.get("top_k")) else None,
         seed=_integer("seed", body.get("seed")),
         presence_penalty=_number("presence_penalty", body.get("presence_penalty")) or None,
         frequency_penalty=_number("frequency_penalty", body.get("frequency_penalty")) or None,
@@ -115,6 +109,8 @@ def _turns(messages: Any) -> tuple[Turn, ...]:
             raise Unsupported(f"{where}.role", f"{where}.role {role!r} is not supported by this provider")
         parts: list[Part] = []
         if known is Role.ASSISTANT:
+            if message.get("audio") is not None:
+                raise Unsupported(f"{where}.audio")
             parts.extend(_thoughts(message))
         parts.extend(_content(message.get("content"), f"{where}.content"))
         if known is Role.ASSISTANT:

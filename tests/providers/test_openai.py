@@ -9,8 +9,9 @@ import pytest
 
 from providers.engines import FACTS
 from providers.exchange import Call, Endpoint, Outgoing, Unsupported, Upstream
+from providers.fields import READS, STEERING, asks
 from providers.kinds import kind_named
-from providers.openai import STEERING, gatherable
+from providers.openai import gatherable
 from tests.providers.reading import MESSAGES, call
 
 OPENAI_SPEAKERS = ("vllm", "simulated", "sglang", "tgi", "llamacpp", "ollama", "openai", "azure", "openai-compatible")
@@ -28,14 +29,15 @@ def sent(kind: str, asked: Call, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", OPENAI_SPEAKERS)
 def test_only_the_model_is_changed_in_an_ordinary_call(kind: str) -> None:
-    asked = call(temperature=0.5, user="u")
+    asked = call(temperature=0.5, seed=7)
     assert sent(kind, asked) == {**asked.body, "model": "upstream-model"}
     assert asked.body["model"] == "public-model"
 
 
 @pytest.mark.parametrize("kind", OPENAI_SPEAKERS)
 def test_a_call_in_which_nothing_changes_is_sent_as_it_came(kind: str) -> None:
-    asked = call(model="upstream-model", temperature=0.5, some_new_field={"x": 1})
+    new = {} if kind in READS else {"some_new_field": {"x": 1}}
+    asked = call(model="upstream-model", temperature=0.5, **new)
     outgoing = prepare(kind, asked)
     assert outgoing.body is asked.raw
     assert not outgoing.streams
@@ -55,8 +57,14 @@ def test_usage_is_always_asked_for_in_a_stream(kind: str) -> None:
 
 
 def test_an_upstream_that_refuses_stream_options_is_not_sent_any() -> None:
-    asked = call(stream=True, stream_options={"include_usage": True})
-    assert "stream_options" not in sent("openai-compatible", asked, extra={"stream_options": "false"})
+    extra = {"stream_options": "false"}
+    asked = call(stream=True, stream_options={"include_usage": False})
+    assert "stream_options" not in sent("openai-compatible", asked, extra=extra)
+    with pytest.raises(Unsupported) as refused:
+        sent("openai-compatible", call(stream=True, stream_options={"include_usage": True}), extra=extra)
+    assert refused.value.field == "stream_options.include_usage"
+    # Nor is a call gathered there: its usage would be lost on the way.
+    assert not prepare("openai-compatible", call(), extra=extra, gather=True).streams
 
 
 def test_usage_in_every_chunk_is_asked_only_of_engines_that_know_it() -> None:
@@ -89,9 +97,12 @@ def test_our_own_salt_and_priority_take_the_place_of_the_clients() -> None:
     assert sent("vllm", call(Endpoint.EMBEDDINGS, input="hi"), cache_salt="ours")["cache_salt"] == "ours"
 
 
-def test_a_field_in_other_letters_does_not_pass_where_letters_do_not_count() -> None:
-    asked = call(MODEL="forbidden", Keep_Alive=-1)
-    assert sent("ollama", asked) == {"model": "upstream-model", "messages": MESSAGES}
+@pytest.mark.parametrize("twin", ["MODEL", "Keep_Alive", "Max_Tokens"])
+def test_a_field_in_other_letters_does_not_pass_where_letters_do_not_count(twin: str) -> None:
+    with pytest.raises(Unsupported) as refused:
+        sent("ollama", call(**{twin: 9}))
+    assert refused.value.field == twin
+    assert twin not in sent("ollama", call(max_tokens=5, **{twin: None}))  # which would lift the cap there
 
 
 @pytest.mark.parametrize(
@@ -132,12 +143,59 @@ def test_the_developer_is_the_system_where_nobody_knows_him() -> None:
     assert messages[0]["role"] == "developer"
 
 
-def test_sampling_fields_only_engines_know_are_not_sent_to_vendors_that_refuse_them() -> None:
-    asked = call(top_k=5, chat_template_kwargs={"x": 1}, metadata={"a": "b"}, temperature=1)
-    assert sent("vllm", asked)["top_k"] == 5
-    assert set(sent("openai", asked)) == {"model", "messages", "metadata", "temperature"}
-    assert set(sent("gemini-openai", asked)) == {"model", "messages", "temperature"}
+def test_what_only_hints_is_left_out_where_it_would_be_refused() -> None:
+    asked = call(top_k=-1, chat_template_kwargs={}, metadata={"a": "b"}, temperature=1, n=1)
+    assert sent("vllm", asked)["top_k"] == -1
+    assert set(sent("openai", asked)) == {"model", "messages", "metadata", "temperature", "n"}
+    assert set(sent("gemini-openai", asked)) == {"model", "messages", "temperature", "n"}
     assert sent("gemini-openai", call(max_completion_tokens=5))["max_tokens"] == 5
+
+
+UNREAD = [
+    (("openai", "azure", "gemini-openai", "ollama", "tgi"), {"top_k": 5}, "top_k"),
+    (("openai", "azure", "gemini-openai", "ollama", "tgi"), {"guided_json": {"type": "object"}}, "guided_json"),
+    (("openai", "azure", "gemini-openai", "ollama", "tgi"), {"min_p": 0.1, "seed": 1}, "min_p"),
+    (("gemini-openai", "ollama", "tgi"), {"logit_bias": {"5": 1}}, "logit_bias"),
+    (("gemini-openai", "ollama", "tgi"), {"prediction": {"type": "content"}}, "prediction"),
+    (("gemini-openai", "ollama", "tgi"), {"verbosity": "low"}, "verbosity"),
+    (("ollama", "tgi"), {"n": 2}, "n"),
+    (("ollama",), {"tools": [{"type": "function"}], "tool_choice": "required"}, "tool_choice"),
+    (("ollama", "tgi"), {"tools": [{"type": "function"}], "parallel_tool_calls": False}, "parallel_tool_calls"),
+    (("tgi",), {"reasoning_effort": "high"}, "reasoning_effort"),
+    (("tgi",), {"response_format": {"type": "json_object"}}, "response_format"),
+]
+
+
+@pytest.mark.parametrize(("kinds", "fields", "name"), UNREAD, ids=[name for _, _, name in UNREAD])
+def test_what_a_kind_overlooks_or_refuses_is_refused_by_name(
+    kinds: tuple[str, ...], fields: dict[str, Any], name: str
+) -> None:
+    for kind in kinds:
+        with pytest.raises(Unsupported) as refused:
+            sent(kind, call(**fields))
+        assert refused.value.field == name, kind
+        assert name in str(refused.value)
+    if "response_format" not in fields:
+        assert name in sent("vllm", call(**fields))
+
+
+def test_a_field_at_its_default_asks_for_nothing() -> None:
+    neutral = {"n": 1, "top_k": -1, "tool_choice": "none", "parallel_tool_calls": False, "logit_bias": {}, "echo": None}
+    for kind in ("ollama", "tgi", "gemini-openai"):
+        assert sent(kind, call(**neutral, user="u"))["model"] == "upstream-model"
+    assert asks("n", True)  # not the number 1
+    assert asks("web_search_options", {})
+    assert not asks("repetition_penalty", 1.0)
+
+
+def test_tgi_is_sent_its_own_form_of_schemas_and_stop_words() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "out", "schema": {"type": "object"}, "strict": True}}
+    asked = call(response_format=form, stop="END")
+    body = sent("tgi", asked)
+    value = {"name": "out", "schema": {"type": "object"}}
+    assert (body["response_format"], body["stop"]) == ({"type": "json_schema", "value": value}, ["END"])
+    assert sent("vllm", asked)["response_format"] == form
+    assert asked.body["response_format"] == form
 
 
 @pytest.mark.parametrize(

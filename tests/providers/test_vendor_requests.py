@@ -256,7 +256,10 @@ def test_the_version_follows_the_fields_that_are_used() -> None:
     assert version(temperature=1, top_p=1.0) == ("2026-10-21", False)
     assert version(temperature=0.2) == ("2023-06-01", True)
     assert version(top_k=4) == ("2023-06-01", False)
-    assert version(temperature=0.2, extra={"api_version": "2026-10-21"}) == ("2026-10-21", False)
+    assert version(temperature=1, extra={"api_version": "2026-10-21"}) == ("2026-10-21", False)
+    with pytest.raises(Unsupported) as refused:  # the configured version has no such field
+        version(temperature=0.2, extra={"api_version": "2026-10-21"})
+    assert refused.value.field == "temperature"
     assert sent("anthropic", temperature=1.7)["temperature"] == 1.0
 
 
@@ -365,6 +368,10 @@ def picture(url: str) -> dict[str, Any]:
         (ALL, {"prediction": {"type": "content"}}, "prediction"),
         (ALL, {"modalities": ["text", "audio"]}, "modalities"),
         (ALL, {"web_search_options": {}}, "web_search_options"),
+        (ALL, {"min_p": 0.1}, "min_p"),
+        (ALL, {"guided_json": {"type": "object"}}, "guided_json"),
+        (ALL, {"some_new_field": 1}, "some_new_field"),
+        (ALL, {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
         (("anthropic", "bedrock"), {"seed": 7}, "seed"),
         (("anthropic", "bedrock"), {"presence_penalty": 0.5}, "presence_penalty"),
         (("anthropic", "bedrock"), {"response_format": {"type": "json_object"}}, "response_format"),
