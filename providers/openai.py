@@ -17,7 +17,8 @@ import orjson
 from providers.engines import FACTS, Facts
 from providers.exchange import Call, Endpoint, Failure, Headers, Outgoing, Reader, Unsupported, Upstream
 from providers.failures import classify
-from providers.fields import ENGINE_FIELDS, READS, STEERING, refuse, unread
+from providers.fields import ENGINE_FIELDS, READS, refuse, unread
+from providers.fields import STEERING as STEERING
 from providers.gather import GatherReader, WholeReader
 from providers.openai_stream import StreamReader
 
