@@ -22,10 +22,10 @@ import aiohttp
 import uvloop
 from aiohttp import web
 from prometheus_client.core import Metric
+from redis.asyncio import Redis
 
 from fairqueue.admission import Admission, Choose, PoolSettings, PoolSnapshot
 from fairqueue.capacity import Capacity, Scrape
-from fairqueue.reservations import Reservation
 from gateway import config as config_file
 from gateway import values
 from gateway.accept import Doorman
@@ -36,7 +36,9 @@ from gateway.dispatch import Dispatcher
 from gateway.estimate import Estimator
 from gateway.gate import Gate
 from gateway.lifecycle import Lifecycle
-from gateway.principals import directory
+from gateway.registry.bell import Bell
+from gateway.registry.database import MEMORY, Database
+from gateway.registry.registry import Registry
 from gateway.routing import Routing
 from gateway.settings import Config
 from gateway.settings_models import Model
@@ -46,6 +48,7 @@ from gateway.strangers import Strangers
 from gateway.telemetry import families, logs
 from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.page import Page
+from gateway.tenancy import Tenancy
 from gateway.world import ModelEntry, ModelPrices, PoolEntry, World
 from providers.balance import Chooser
 from providers.breaker import Breakers
@@ -90,10 +93,13 @@ class App:
         admission: MakeAdmission = Admission,
     ) -> None:
         """`path` is read again on reload; `admission` makes each pool's, which benchmarks replace to compare."""
-        self.config = config
+        self.config = config  # what the file says
+        self.clock = Clock()
+        self.database = Database(config.store.get_secret_value() if config.store is not None else MEMORY)
+        self.registry = Registry(self.database, config, now_us=self.clock.unix_us, changed=self._follow)
+        self.tenancy = Tenancy(config, self.clock, lambda: {name: it.gate.core for name, it in self.pools.items()})
         self._make_admission = admission
         self.path = path
-        self.clock = Clock()
         self.instruments = Instruments()
         self.estimator = Estimator()
         # The shared limit store, if one is asked for; the limiter speaks to it, it is ours to close.
@@ -101,11 +107,14 @@ class App:
         self.limiter: LocalLimiter | RedisLimiter = (
             RedisLimiter(self._store, instance=secrets.token_hex(6)) if self._store is not None else LocalLimiter()
         )
+        self._bell: Bell | None = None
+        if isinstance(self._store, Redis) and not self.database.memory:
+            self._bell = Bell(self._store, self.registry.wake)
+            self.registry.announce = self._bell.ring
         self.transport = Transport()
         self.strangers = Strangers(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
         self.breakers = Breakers(random.random, values.breaker(config.failover))
         self.pools: dict[str, _Parts] = {}
-        self._sold: dict[tuple[str, str], Reservation | None] = {}  # as last told to a pool, by (pool, tenant)
         self.port = self.admin_port = 0
         self._log = logs.RequestLog(request_log)
         self._started = int(self.clock.unix())
@@ -155,6 +164,9 @@ class App:
         config = self.config
         if isinstance(self.limiter, RedisLimiter):
             await self.limiter.start()
+        await self.registry.start()
+        if self._bell is not None:
+            self._bell.start()
         self.port = await self._server.start(
             config.listen.host, config.listen.port, values.server_tls(config.listen.tls)
         )
@@ -199,6 +211,10 @@ class App:
             await self._admin.cleanup()
         for parts in self.pools.values():
             await self._close_parts(parts)
+        await self.registry.close()
+        if self._bell is not None:
+            await self._bell.close()
+        await self.database.close()
         if isinstance(self.limiter, RedisLimiter):
             await self.limiter.close()
         if self._store is not None:
@@ -246,17 +262,23 @@ class App:
 
     def reload(self, config: Config) -> None:
         """Swaps in another config. Listeners and process-wide settings keep what they started with."""
+        self.registry.book.declare(config)
+        self.tenancy.declare(self.registry.book)
         self.lifecycle.world = self._world(config)
         self.strangers.resize(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
         self.config = config
         self.instruments.reloads["applied"] += 1
         log.info("config reloaded, version %s", config.digest())
 
+    def _follow(self, touched: frozenset[str] | None) -> None:
+        """The registry has changed: the tenants it names (None: all of them) do too."""
+        self.tenancy.follow(self.registry.book, touched)
+
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self.clock.resync()
-            self._keep_reservations(self.config)
+            self.tenancy.keep_reservations()
             if isinstance(self.limiter, LocalLimiter):
                 self.limiter.sweep_now(self.clock.unix_us())
 
@@ -267,15 +289,14 @@ class App:
         pools = {name: self._pool(name, pool, config, now) for name, pool in config.pools.items()}
         for name in [name for name in self.pools if name not in pools]:
             self._retire(name, now)
-        self._sold.clear()
-        self._keep_reservations(config)
+        self.tenancy.keep_reservations()
         prices = values.prices(config)
         models = {name: self._model(name, model, config, prices[name]) for name, model in config.models.items()}
         for alias, name in config.names().items():
             models.setdefault(alias, models[name])
         return World(
             digest=config.digest(),
-            directory=directory(config, self.clock.unix),
+            directory=self.tenancy.directory,
             models=models,
             pools=pools,
             limits=values.limits_of(config),
@@ -283,20 +304,6 @@ class App:
             max_body_bytes=config.listen.max_body_bytes,
             body_timeout_s=config.listen.body_timeout_ms / 1000,
         )
-
-    def _keep_reservations(self, config: Config) -> None:
-        """Weights and reservations of every tenant in every pool; shares follow the capacity that is measured."""
-        now = self.clock.monotonic()
-        for pool, parts in self.pools.items():
-            core = parts.gate.core
-            measured = core.measured(now)
-            for name, tenant in config.tenants.items():
-                given = tenant.reservations.get(pool)
-                sold = values.reservation(given, measured, self.clock) if given is not None else None
-                key = (pool, name)
-                if key not in self._sold or self._sold[key] != sold:
-                    self._sold[key] = sold
-                    core.set_tenant(name, weight=tenant.weight, reservation=sold, now=now)
 
     def _pool(self, name: str, pool: Pool, config: Config, now: float) -> PoolEntry:
         settings = values.pool_settings(name, pool, config)
@@ -386,9 +393,13 @@ class App:
         status = self.limiter.status()
         if not status.ready:
             reasons.append(status.reason)
+        if self._ready and not self.registry.read:
+            reasons.append("the registry has not been read yet")
         now = self.clock.monotonic()
         away = status.mode is StoreMode.AWAY
         degraded = [f"limit store away: {status.reason or 'each limit follows its own mode'}"] if away else []
+        if self.registry.away is not None:
+            degraded.append(f"registry away ({self.registry.away}): tenants and keys stay as last read")
         degraded += [
             f"pool {name} has no usable replica"
             for name, parts in self.pools.items()

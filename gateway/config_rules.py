@@ -49,12 +49,6 @@ def stores(config: Config) -> Iterator[Finding]:
 
 def ahead(config: Config) -> Iterator[Finding]:
     """Settings that no part reads: silence about them would be a promise."""
-    if config.store is not None:
-        yield Finding(
-            ("store",),
-            "has no effect in this version: tenants come from this file and usage is kept in metrics and the log only",
-            warning=True,
-        )
     if config.telemetry.otlp_endpoint is not None:
         yield Finding(
             ("telemetry", "otlp_endpoint"), "has no effect in this version: no traces are exported", warning=True
@@ -87,7 +81,7 @@ def something_to_serve(config: Config) -> Iterator[Finding]:
 RULES: Final[tuple[Rule, ...]] = (
     rule(listeners, "listen", "admin"),
     rule(stores, "redis", "limits_when_store_is_away"),
-    rule(ahead, "store", "telemetry"),
+    rule(ahead, "telemetry"),
     rule(failover, "failover"),
     rule(something_to_serve, "pools", "models"),
     *config_rules_pools.RULES,

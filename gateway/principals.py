@@ -144,7 +144,14 @@ def directory(config: Config, now: Callable[[], float]) -> Directory:
 
 def records(config: Config) -> Iterator[KeyRecord]:
     """A record for every key of a config."""
-    for name, tenant in config.tenants.items():
+    for name in config.tenants:
+        yield from of_tenant(config, name)
+
+
+def of_tenant(config: Config, name: str) -> Iterator[KeyRecord]:
+    """A record for every key of a tenant; none when the config has no such tenant."""
+    tenant = config.tenants.get(name)
+    if tenant is not None:
         for key in tenant.keys:
             yield KeyRecord(principal(config, name, tenant, key), key.hash, key.expires_unix(), key.revoked)
 

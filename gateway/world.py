@@ -116,7 +116,8 @@ class World:
     compile: Callable[[Sequence[Limit]], Group]
     max_body_bytes: int  # of one request
     body_timeout_s: float
-    _groups: dict[tuple[str, str], Group] = field(default_factory=dict)  # at most keys x models of this config
+    # At most keys x models. An entry is good for the principal it was made for: limits may have changed since.
+    _groups: dict[tuple[str, str], tuple[Principal, Group]] = field(default_factory=dict)
 
     def model(self, name: str) -> ModelEntry | None:
         """The model a client asks for, by name or alias."""
@@ -125,7 +126,7 @@ class World:
     def group_of(self, principal: Principal, model: ModelEntry) -> Group:
         """The limits of a principal on a model, compiled on first use."""
         key = (principal.key_id, model.name)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = self.compile(self.limits(principal, model.name))
-        return group
+        found = self._groups.get(key)
+        if found is None or found[0] is not principal:
+            found = self._groups[key] = (principal, self.compile(self.limits(principal, model.name)))
+        return found[1]
