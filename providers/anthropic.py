@@ -12,7 +12,13 @@ from typing import Any
 
 import orjson
 
-from providers.anthropic_request import DEFAULT_OUTPUT_CAP, version_for, write_request
+from providers.anthropic_request import (
+    DEFAULT_OUTPUT_CAP,
+    VERSION_WITH_SAMPLING,
+    mend_history,
+    version_for,
+    write_request,
+)
 from providers.conversation import (
     Began,
     Broke,
@@ -25,12 +31,16 @@ from providers.conversation import (
     Reason,
     Refused,
     Said,
+    Waiting,
 )
 from providers.engines import FACTS, Facts
-from providers.exchange import Call, Endpoint, Failure, Headers, Outgoing, Reader, Unsupported, Upstream, Usage
+from providers.exchange import Call, Endpoint, Failure, Headers, Outgoing, Reader, Unsupported, Upstream
 from providers.failures import broken, classify
+from providers.ingress import TRANSLATED, read_prompt
+from providers.messages_native import native_reader
+from providers.messages_usage import usage_of
 from providers.openai import root_path
-from providers.openai_request import read_prompt
+from providers.passing import passed_on
 from providers.translate import SseDecoder, WholeDecoder, reader
 
 _REASONS: Mapping[str, Reason] = MappingProxyType(
@@ -46,23 +56,20 @@ _REASONS: Mapping[str, Reason] = MappingProxyType(
 )
 
 
-def count(value: Any) -> int | None:
-    """A token count, None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+_OWN: Mapping[Endpoint, str] = MappingProxyType(
+    {Endpoint.MESSAGES: "/messages", Endpoint.COUNT_TOKENS: "/messages/count_tokens"}
+)
+"""What is passed on and not translated, and its path."""
 
 
-def usage_of(told: Mapping[str, Any]) -> Usage:
-    """OpenAI's way of counting from Anthropic's: the cached and the written tokens are added to the input."""
-    fresh = count(told.get("input_tokens"))
-    read, written = count(told.get("cache_read_input_tokens")), count(told.get("cache_creation_input_tokens"))
-    details = told.get("output_tokens_details")
-    return Usage(
-        prompt_tokens=None if fresh is None else fresh + (read or 0) + (written or 0),
-        output_tokens=count(told.get("output_tokens")),
-        cached_tokens=read,
-        cache_write_tokens=written,
-        reasoning_tokens=count(details.get("thinking_tokens")) if isinstance(details, dict) else None,
-    )
+def _headers(upstream: Upstream, version: str) -> tuple[tuple[str, str], ...]:
+    credential = (("x-api-key", upstream.credential),) if upstream.credential else ()
+    return (("content-type", "application/json"), ("anthropic-version", version), *credential)
+
+
+def _streams(call: Call, upstream: Upstream) -> bool:
+    """Whether an answer of its own dialect is streamed: it can be put together from a stream without loss."""
+    return call.endpoint is Endpoint.MESSAGES and (call.stream or upstream.gather)
 
 
 class _Message:
@@ -84,6 +91,8 @@ class _Message:
             return self._start(_index(event), event.get("content_block"))
         if kind == "content_block_stop":
             return self._calls.close(_index(event))
+        if kind == "ping":
+            return [Waiting()]
         if kind == "message_start":
             message = event.get("message")
             message = message if isinstance(message, dict) else {}
@@ -93,7 +102,7 @@ class _Message:
             return [*self._count(event.get("usage")), *self._stopped(delta if isinstance(delta, dict) else {})]
         if kind == "message_stop":
             return [Complete()]
-        return []  # ping, and whatever the vendor adds
+        return []  # whatever the vendor adds
 
     def whole(self, message: dict[str, Any]) -> list[Event]:
         """The events of a whole message."""
@@ -180,7 +189,9 @@ class AnthropicKind:
 
     def prepare(self, call: Call, upstream: Upstream) -> Outgoing:
         """The request for one attempt. Raises Unsupported."""
-        if call.endpoint is not Endpoint.CHAT:
+        if call.endpoint in _OWN:
+            return self._passed_on(call, upstream)
+        if call.endpoint not in TRANSLATED:
             raise Unsupported("endpoint", f"{call.endpoint} is not served by {self.name} upstreams")
         prompt = read_prompt(call)
         version = version_for(prompt, upstream.extra.get("api_version"))
@@ -189,17 +200,33 @@ class AnthropicKind:
         streams = call.stream or upstream.gather
         if streams:
             body["stream"] = True
-        credential = (("x-api-key", upstream.credential),) if upstream.credential else ()
         return Outgoing(
             method="POST",
             url_path=root_path(upstream.base_url) + "/messages",
-            headers=(("content-type", "application/json"), ("anthropic-version", version), *credential),
+            headers=_headers(upstream, version),
             body=orjson.dumps(body),
+            streams=streams,
+        )
+
+    def _passed_on(self, call: Call, upstream: Upstream) -> Outgoing:
+        """A request of Anthropic's own dialect, with the version and the betas its client speaks."""
+        streams = _streams(call, upstream)
+        mended = mend_history(call)
+        changes = {} if mended is None else {"messages": mended}
+        version = call.header("anthropic-version") or upstream.extra.get("api_version") or VERSION_WITH_SAMPLING
+        betas = call.header("anthropic-beta")
+        return Outgoing(
+            method="POST",
+            url_path=root_path(upstream.base_url) + _OWN[call.endpoint],
+            headers=_headers(upstream, version) + ((("anthropic-beta", betas),) if betas else ()),
+            body=passed_on(call, upstream, self.facts, streams=streams, changes=changes),
             streams=streams,
         )
 
     def reader(self, call: Call, upstream: Upstream, status: int, headers: Headers) -> Reader:
         """The reader of an answer of status 200 to 299."""
+        if call.endpoint in _OWN:
+            return native_reader(call, self.name, streams=_streams(call, upstream))
         message = _Message()
         if call.stream or upstream.gather:
             decoder = SseDecoder(self.name, message.read, message.whole, list)

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from providers.conversation import Choice, Media, Part, Prompt, Role, Text, Tool, ToolResult, ToolUse, Turn
-from providers.exchange import Unsupported
+from providers.exchange import Call, Unsupported
+from providers.messages_answer import OWN_SIGNATURE
 from providers.openai_request import arguments_of
 
 VERSION = "2026-10-21"
@@ -127,7 +128,8 @@ def _block(part: Part) -> dict[str, Any] | None:
 
 def _media(media: Media) -> dict[str, Any]:
     if media.url is not None:
-        return {"type": "image", "source": {"type": "url", "url": media.url}}
+        kind = "image" if media.is_image else "document"
+        return {"type": kind, "source": {"type": "url", "url": media.url}}
     if media.media_type in _IMAGES:
         return {"type": "image", "source": {"type": "base64", "media_type": media.media_type, "data": media.data}}
     if media.media_type == "application/pdf":
@@ -167,3 +169,32 @@ def _tool_choice(prompt: Prompt) -> dict[str, Any] | None:
     if serial:
         told["disable_parallel_tool_use"] = True
     return told
+
+
+def mend_history(call: Call) -> list[Any] | None:
+    """The messages of a request of the vendor's own dialect without what this gateway added to earlier answers that
+    came from elsewhere; None when there is nothing of that kind, and the history is as it came.
+    """
+    if OWN_SIGNATURE.encode() not in call.raw and b'"extra_content"' not in call.raw:
+        return None
+    messages = call.body.get("messages")
+    if not isinstance(messages, list):
+        return None
+    mended = [_without_ours(message) for message in messages]
+    return None if mended == messages else mended
+
+
+def _without_ours(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message
+    kept = []
+    for block in content:
+        if isinstance(block, dict):
+            signature = block.get("signature")
+            if isinstance(signature, str) and signature.startswith(OWN_SIGNATURE):
+                continue
+            if "extra_content" in block:
+                block = {name: value for name, value in block.items() if name != "extra_content"}
+        kept.append(block)
+    return {**message, "content": kept}

@@ -13,15 +13,28 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
-from providers.anthropic import count
 from providers.bedrock_request import write_request
-from providers.conversation import Began, Broke, Calls, Complete, Counted, Ended, Event, Mused, Reason, Said
+from providers.conversation import (
+    Began,
+    Broke,
+    Calls,
+    Complete,
+    Counted,
+    Ended,
+    Event,
+    Mused,
+    Reason,
+    Said,
+    Sealed,
+    Signed,
+)
 from providers.engines import FACTS, Facts
 from providers.eventstream import BrokenMessage, Message, MessageFramer
-from providers.exchange import Call, Endpoint, Failure, Headers, Outgoing, Reader, Unsupported, Upstream, Usage
+from providers.exchange import Call, Failure, Headers, Outgoing, Reader, Unsupported, Upstream, Usage
 from providers.failures import broken, classify, classify_error, read_error
+from providers.ingress import TRANSLATED, read_prompt
+from providers.messages_usage import count
 from providers.openai import root_path
-from providers.openai_request import read_prompt
 from providers.sigv4 import Keys, sign
 from providers.translate import WholeDecoder, parsed, reader
 
@@ -112,8 +125,7 @@ class _Converse:
         thought = block.get("reasoningContent")
         if isinstance(thought, dict):
             inner = thought.get("reasoningText")
-            mused = inner.get("text") if isinstance(inner, dict) else None
-            return [Mused(mused)] if isinstance(mused, str) and mused else []
+            return _mused({**thought, **(inner if isinstance(inner, dict) else {})})
         return self._delta(index, block)
 
     def _delta(self, block: int, delta: dict[str, Any]) -> list[Event]:
@@ -124,8 +136,20 @@ class _Converse:
         if isinstance(use, dict):
             return self._calls.argue(block, use.get("input"))
         thought = delta.get("reasoningContent")
-        mused = thought.get("text") if isinstance(thought, dict) else None
-        return [Mused(mused)] if isinstance(mused, str) and mused else []
+        return _mused(thought) if isinstance(thought, dict) else []
+
+
+def _mused(thought: dict[str, Any]) -> list[Event]:
+    """A thought or a piece of one, its signature, or a thought only the vendor can read."""
+    events: list[Event] = []
+    text, signature, sealed = thought.get("text"), thought.get("signature"), thought.get("redactedContent")
+    if isinstance(text, str) and text:
+        events.append(Mused(text))
+    if isinstance(signature, str) and signature:
+        events.append(Signed(signature))
+    if isinstance(sealed, str) and sealed:
+        events.append(Sealed(sealed))
+    return events
 
 
 def _stopped(reason: Any) -> list[Event]:
@@ -220,7 +244,7 @@ class BedrockKind:
 
     def prepare(self, call: Call, upstream: Upstream) -> Outgoing:
         """The request for one attempt, signed for `upstream.at`. Raises Unsupported."""
-        if call.endpoint is not Endpoint.CHAT:
+        if call.endpoint not in TRANSLATED:
             raise Unsupported("endpoint", f"{call.endpoint} is not served by {self.name} upstreams")
         streams = call.stream or upstream.gather
         body = orjson.dumps(write_request(read_prompt(call)))

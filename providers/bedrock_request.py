@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
-from providers.conversation import Choice, Format, Media, Part, Prompt, Role, Text, Tool, ToolResult, ToolUse
+from providers.conversation import Choice, Format, Media, Part, Prompt, Role, Text, Thought, Tool, ToolResult, ToolUse
 from providers.exchange import Unsupported
 from providers.openai_request import arguments_of
 
@@ -63,7 +63,7 @@ def write_request(prompt: Prompt) -> dict[str, Any]:
     output: dict[str, Any] = {}
     if prompt.format is not None:
         output["textFormat"] = _format(prompt.format)
-    if prompt.effort is not None and prompt.effort != "none":
+    if prompt.effort is not None and prompt.effort != "none" and prompt.thinking_budget is None:
         output["effort"] = prompt.effort
     if output:
         body["outputConfig"] = output
@@ -72,6 +72,8 @@ def write_request(prompt: Prompt) -> dict[str, Any]:
         extra["top_k"] = prompt.top_k
     if prompt.effort == "none":
         extra["thinking"] = {"type": "disabled"}
+    elif prompt.thinking_budget is not None:
+        extra["thinking"] = {"type": "enabled", "budget_tokens": prompt.thinking_budget}
     if extra:
         body["additionalModelRequestFields"] = extra
     if prompt.service_tier in _TIERS:
@@ -91,8 +93,19 @@ def _refuse(prompt: Prompt) -> None:
 
 def _content(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
     results = [_result(part) for part in parts if isinstance(part, ToolResult)]
-    others = [_block(part) for part in parts if isinstance(part, Text | Media | ToolUse)]
+    others = [_thought(part) if isinstance(part, Thought) else _block(part) for part in parts if _is_said(part)]
     return results + others
+
+
+def _is_said(part: Part) -> TypeGuard[Text | Media | ToolUse | Thought]:
+    return not isinstance(part, ToolResult)
+
+
+def _thought(thought: Thought) -> dict[str, Any]:
+    """A thought the model has signed or sealed (others have been left out before)."""
+    if thought.sealed is not None:
+        return {"reasoningContent": {"redactedContent": thought.sealed}}
+    return {"reasoningContent": {"reasoningText": {"text": thought.text, "signature": thought.signature}}}
 
 
 def _block(part: Text | Media | ToolUse) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Media:
     data: str | None = None
     url: str | None = None
     name: str | None = None
+    detail: str | None = None
+    """How closely a picture is to be looked at: low, high or auto."""
 
     @property
     def is_image(self) -> bool:
@@ -51,10 +53,19 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Reasoning of an earlier turn. Without its signature a vendor that checks signatures must not be sent it."""
+    """Reasoning of an earlier turn. Without its signature a vendor that checks signatures must not be sent it.
+
+    `sealed` is reasoning only the vendor can read; `text` is empty then.
+    """
 
     text: str
     signature: str | None = None
+    sealed: str | None = None
+
+    @property
+    def vouched(self) -> bool:
+        """A vendor that checks has said this itself."""
+        return self.signature is not None or self.sealed is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +157,10 @@ class Prompt:
     format: Format | None = None
     effort: str | None = None
     """none, minimal, low, medium, high, xhigh or max."""
+    thinking_budget: int | None = None
+    """Tokens the model may think, where the client gave a number; `effort` then says about the same."""
+    verbosity: str | None = None
+    """low, medium or high."""
     user: str | None = None
     service_tier: str | None = None
 
@@ -161,7 +176,7 @@ class Prompt:
             if turn.role is Role.SYSTEM:
                 words.extend(part.text for part in turn.parts if isinstance(part, Text))
                 continue
-            parts = tuple(part for part in turn.parts if not isinstance(part, Thought) or part.signature is not None)
+            parts = tuple(part for part in turn.parts if not isinstance(part, Thought) or part.vouched)
             if turns and turns[-1].role is turn.role:
                 turns[-1] = Turn(turn.role, turns[-1].parts + parts)
             elif parts:
@@ -201,6 +216,25 @@ class Mused:
 
 
 @dataclass(frozen=True, slots=True)
+class Signed:
+    """The vendor's signature of the reasoning just given, or more of it."""
+
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Reasoning that only the vendor can read; it must come back as it is."""
+
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The upstream says that it is alive, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """More of why the model will not answer."""
 
@@ -227,9 +261,10 @@ class Argued:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The model has stopped. Usage may still follow."""
+    """The model has stopped. Usage may still follow. `stop` is the stop sequence it met, where the upstream says."""
 
     reason: Reason
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +286,9 @@ class Broke:
     failure: Failure
 
 
-Event = Began | Said | Mused | Refused | Called | Argued | Ended | Counted | Complete | Broke
+Event = (
+    Began | Said | Mused | Signed | Sealed | Refused | Called | Argued | Ended | Counted | Waiting | Complete | Broke
+)
 
 
 @dataclass(slots=True)

@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from providers.exchange import Endpoint
 from providers.route import Feature
 
 _ALL = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS})
+_MESSAGES = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+_OVER_CHAT = frozenset({Endpoint.MESSAGES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,16 @@ class Facts:
     finish_required: bool = False
     """A stream that ends without a finish_reason has failed even if its terminator came."""
     endpoints: frozenset[Endpoint] = _ALL
+    """What it serves itself; conversations of other dialects are translated for it (see `serves`)."""
     features: frozenset[Feature] = frozenset(Feature)
     """What a request may need that some kinds cannot do in any model."""
     health_path: str | None = None
     metrics_path: str | None = None
     load_path: str | None = None
+
+    def serves(self, endpoint: Endpoint) -> bool:
+        """Whether it can be asked for this, itself or by translation to chat."""
+        return endpoint in self.endpoints or (endpoint in _OVER_CHAT and Endpoint.CHAT in self.endpoints)
 
 
 _VLLM = Facts(
@@ -68,11 +75,12 @@ _TRANSLATED = frozenset({Feature.TOOLS, Feature.IMAGES, Feature.JSON_SCHEMA, Fea
 
 FACTS: Mapping[str, Facts] = MappingProxyType(
     {
-        "vllm": _VLLM,
+        "vllm": replace(_VLLM, endpoints=_ALL | _MESSAGES),
         "simulated": _VLLM,
         "sglang": Facts(
             engine=True, priority=1, salt=True, continuous_usage=True, continues=True, cancels=True,
-            leaving_stops_billing=True, health_path="/health", metrics_path="/metrics", load_path="/v1/loads",
+            leaving_stops_billing=True, endpoints=_ALL | _MESSAGES, health_path="/health",
+            metrics_path="/metrics", load_path="/v1/loads",
         ),
         "tgi": Facts(
             engine=True, cancels=True, leaving_stops_billing=True, endpoints=_ALL - {Endpoint.EMBEDDINGS},
@@ -81,8 +89,8 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         ),
         "llamacpp": Facts(
             # Cancelling was broken and repaired there more than once, so it is not relied on.
-            engine=True, leaving_stops_billing=True, output_cap="max_tokens", health_path="/health",
-            metrics_path="/metrics", load_path="/slots",
+            engine=True, leaving_stops_billing=True, output_cap="max_tokens", endpoints=_ALL | _MESSAGES,
+            health_path="/health", metrics_path="/metrics", load_path="/slots",
         ),
         "trtllm": Facts(
             engine=True, cancels=True, leaving_stops_billing=True, output_cap="max_tokens", health_path="/health",
@@ -90,7 +98,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         ),
         "ollama": Facts(
             engine=True, cancels=True, leaving_stops_billing=True, output_cap="max_tokens", finish_required=True,
-            health_path="/api/version", load_path="/api/ps",
+            endpoints=_ALL | {Endpoint.MESSAGES}, health_path="/api/version", load_path="/api/ps",
         ),
         "openai": Facts(engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False),
         "azure": Facts(engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False),
@@ -99,7 +107,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             engine=False, extras=False, output_cap="max_tokens", endpoints=frozenset({Endpoint.CHAT,
             Endpoint.EMBEDDINGS})
         ),
-        "anthropic": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY, features=_TRANSLATED),
+        "anthropic": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY | _MESSAGES, features=_TRANSLATED),
         "gemini": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY, features=_TRANSLATED),
         "bedrock": Facts(engine=False, extras=False, endpoints=_CHAT_ONLY, features=_TRANSLATED),
     }

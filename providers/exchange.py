@@ -49,6 +49,12 @@ class Call:
     stream: bool
     wants_usage: bool
     """The client asked for the usage chunk of a stream (`stream_options.include_usage`)."""
+    headers: Headers = ()
+    """Headers of the client's dialect that an upstream of the same dialect must see, by lower-case name."""
+
+    def header(self, name: str) -> str | None:
+        """The value of one of them."""
+        return next((value for known, value in self.headers if known == name), None)
 
 
 @dataclass(frozen=True, slots=True)

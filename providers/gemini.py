@@ -13,12 +13,10 @@ from urllib.parse import quote
 
 import orjson
 
-from providers.anthropic import count
 from providers.conversation import Argued, Began, Broke, Called, Complete, Counted, Ended, Event, Mused, Reason, Said
 from providers.engines import FACTS, Facts
 from providers.exchange import (
     Call,
-    Endpoint,
     Failure,
     FailureKind,
     Headers,
@@ -30,8 +28,9 @@ from providers.exchange import (
 )
 from providers.failures import broken, classify
 from providers.gemini_request import write_request
+from providers.ingress import TRANSLATED, read_prompt
+from providers.messages_usage import count
 from providers.openai import root_path
-from providers.openai_request import read_prompt
 from providers.translate import SseDecoder, WholeDecoder, reader
 
 _REASONS: Mapping[str, Reason] = MappingProxyType(
@@ -171,7 +170,7 @@ class GeminiKind:
 
     def prepare(self, call: Call, upstream: Upstream) -> Outgoing:
         """The request for one attempt. Raises Unsupported."""
-        if call.endpoint is not Endpoint.CHAT:
+        if call.endpoint not in TRANSLATED:
             raise Unsupported("endpoint", f"{call.endpoint} is not served by {self.name} upstreams")
         streams = call.stream or upstream.gather
         body = orjson.dumps(write_request(read_prompt(call), upstream.model))

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from providers.conversation import Choice, Media, Part, Prompt, Role, Text, Tool, ToolResult, ToolUse, Turn
+from providers.conversation import Choice, Media, Prompt, Role, Text, Thought, Tool, ToolResult, ToolUse, Turn
 from providers.exchange import Unsupported
 from providers.openai_request import arguments_of
 
@@ -71,17 +71,17 @@ def _config(prompt: Prompt, model: str) -> dict[str, Any]:
         if prompt.format.schema is not None:
             config["responseJsonSchema"] = prompt.format.schema
     if prompt.effort is not None:
-        config["thinkingConfig"] = _thinking(prompt.effort, model)
+        config["thinkingConfig"] = _thinking(prompt.effort, prompt.thinking_budget, model)
     return config
 
 
-def _thinking(effort: str, model: str) -> dict[str, Any]:
+def _thinking(effort: str, budget: int | None, model: str) -> dict[str, Any]:
     if effort not in _BUDGETS:
         raise Unsupported("reasoning_effort")
     if effort == "none":
         return {"thinkingBudget": 0}
     if "gemini-2" in model:
-        return {"thinkingBudget": _BUDGETS[effort], "includeThoughts": True}
+        return {"thinkingBudget": _BUDGETS[effort] if budget is None else budget, "includeThoughts": True}
     return {"thinkingLevel": _LEVELS[effort], "includeThoughts": True}
 
 
@@ -89,6 +89,8 @@ def _content(turn: Turn) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
     first_call = True
     for part in turn.parts:
+        if isinstance(part, Thought):
+            continue  # only this vendor's own signature would vouch for it, and its thoughts come without one
         told = _part(part)
         if isinstance(part, ToolUse):
             if part.signature is not None:
@@ -102,7 +104,7 @@ def _content(turn: Turn) -> dict[str, Any]:
     return {"role": _ROLES[turn.role], "parts": parts}
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: Text | Media | ToolUse | ToolResult) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"text": part.text}
     if isinstance(part, Media):
@@ -111,9 +113,7 @@ def _part(part: Part) -> dict[str, Any]:
         return {"inlineData": {"mimeType": part.media_type, "data": part.data}}
     if isinstance(part, ToolUse):
         return {"functionCall": {"id": part.id, "name": part.name, "args": arguments_of(part)}}
-    if isinstance(part, ToolResult):
-        return {"functionResponse": _response(part)}
-    return {"text": part.text, "thought": True, "thoughtSignature": part.signature}
+    return {"functionResponse": _response(part)}
 
 
 def _response(result: ToolResult) -> dict[str, Any]:

@@ -20,10 +20,19 @@ from providers.failures import classify
 from providers.fields import ENGINE_FIELDS, READS, refuse, unread
 from providers.fields import STEERING as STEERING
 from providers.gather import GatherReader, WholeReader
+from providers.messages_native import native_reader
 from providers.openai_stream import StreamReader
+from providers.over_chat import OTHER_DIALECTS, as_chat, chat_reader
+from providers.passing import passed_on
 
 PATHS: Mapping[Endpoint, str] = MappingProxyType(
-    {Endpoint.CHAT: "/chat/completions", Endpoint.COMPLETIONS: "/completions", Endpoint.EMBEDDINGS: "/embeddings"}
+    {
+        Endpoint.CHAT: "/chat/completions",
+        Endpoint.COMPLETIONS: "/completions",
+        Endpoint.EMBEDDINGS: "/embeddings",
+        Endpoint.MESSAGES: "/messages",
+        Endpoint.COUNT_TOKENS: "/messages/count_tokens",
+    }
 )
 
 _NO_READS: Mapping[Endpoint, frozenset[str]] = MappingProxyType({})
@@ -181,6 +190,8 @@ class OpenAIKind:
     def prepare(self, call: Call, upstream: Upstream) -> Outgoing:
         """The request for one attempt. Raises Unsupported naming what the kind cannot do."""
         facts = self.dialect(upstream)
+        if call.endpoint in OTHER_DIALECTS:
+            return self._of_other_dialect(call, upstream, facts)
         if call.endpoint not in facts.endpoints:
             raise Unsupported("endpoint", f"{call.endpoint} is not served by {self.name} upstreams")
         streams = _streams(call, upstream, facts)
@@ -193,6 +204,19 @@ class OpenAIKind:
             url_path=self.path(call, upstream),
             headers=headers_for(self.credential(upstream), upstream),
             body=call.raw if body is None else orjson.dumps(body),
+            streams=streams,
+        )
+
+    def _of_other_dialect(self, call: Call, upstream: Upstream, facts: Facts) -> Outgoing:
+        """A request that is not chat: passed on where the upstream serves it itself, else translated to chat."""
+        if not _native(call, upstream, facts):
+            return self.prepare(as_chat(call, upstream, facts), upstream)
+        streams = _streams(call, upstream, facts)
+        return Outgoing(
+            method="POST",
+            url_path=self.path(call, upstream),
+            headers=headers_for(self.credential(upstream), upstream),
+            body=passed_on(call, upstream, facts, streams=streams, changes={}),
             streams=streams,
         )
 
@@ -215,7 +239,12 @@ class OpenAIKind:
     def reader(self, call: Call, upstream: Upstream, status: int, headers: Headers) -> Reader:
         """The reader of an answer of status 200 to 299."""
         facts = self.dialect(upstream)
-        if not _streams(call, upstream, facts):
+        streams = _streams(call, upstream, facts)
+        if call.endpoint in OTHER_DIALECTS:
+            if _native(call, upstream, facts):
+                return native_reader(call, self.name, streams=streams)
+            return chat_reader(call, upstream, streams=streams)
+        if not streams:
             return WholeReader(call, self.name)
         if call.stream:
             return StreamReader(call, self.name, finish_required=facts.finish_required)
@@ -228,6 +257,17 @@ class OpenAIKind:
 
 def _streams(call: Call, upstream: Upstream, facts: Facts) -> bool:
     """Whether the upstream is asked to stream. A call is gathered only from a stream that tells its usage."""
+    if call.endpoint in OTHER_DIALECTS:
+        if _native(call, upstream, facts):
+            return call.endpoint is Endpoint.MESSAGES and (call.stream or upstream.gather)
+        return call.stream or (upstream.gather and _tells_usage(upstream, facts))
     if call.endpoint is Endpoint.EMBEDDINGS:
         return False
     return call.stream or (upstream.gather and gatherable(call) and _tells_usage(upstream, facts))
+
+
+def _native(call: Call, upstream: Upstream, facts: Facts) -> bool:
+    """Whether the upstream is asked in the client's own dialect. Raises Unsupported when it cannot be asked at all."""
+    if not facts.serves(call.endpoint):
+        raise Unsupported("endpoint", f"{call.endpoint} is not served by {upstream.kind} upstreams")
+    return call.endpoint in facts.endpoints and upstream.extra.get("translate") != "true"

@@ -10,10 +10,26 @@ from typing import Any, Protocol
 
 import orjson
 
-from providers.conversation import Argued, Began, Called, Complete, Counted, Ended, Event, Mused, Refused, Said
+from providers.conversation import (
+    Argued,
+    Began,
+    Called,
+    Complete,
+    Counted,
+    Ended,
+    Event,
+    Mused,
+    Refused,
+    Said,
+    Sealed,
+    Signed,
+    Waiting,
+)
 from providers.exchange import NO_USAGE, Usage
+from providers.sse import encode_comment
 
 _PREFIX = "chatcmpl-"
+_KEEP_ALIVE = encode_comment()
 
 
 class Writer(Protocol):
@@ -73,6 +89,10 @@ class StreamWriter:
         """What this event adds to the stream."""
         if isinstance(event, Counted):
             self._usage = event.usage
+            return b""
+        if isinstance(event, Waiting):
+            return _KEEP_ALIVE if self._head else b""
+        if isinstance(event, Signed | Sealed):
             return b""
         if isinstance(event, Complete):
             return self._begin() + self._told_usage() + b"data: [DONE]\n\n"

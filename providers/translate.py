@@ -12,16 +12,32 @@ from typing import Any, Protocol
 
 import orjson
 
-from providers.conversation import Argued, Began, Broke, Called, Complete, Counted, Ended, Event, Mused, Refused, Said
+from providers.conversation import (
+    Argued,
+    Began,
+    Broke,
+    Called,
+    Complete,
+    Counted,
+    Ended,
+    Event,
+    Mused,
+    Refused,
+    Said,
+    Sealed,
+    Waiting,
+)
 from providers.exchange import NO_USAGE, Call, Gathered, Relayed, Upstream, Usage
 from providers.failures import broken, classify_error, read_error
-from providers.openai_answer import StreamWriter, WholeWriter, Writer
+from providers.ingress import writer_for
+from providers.messages_answer import Unreadable
+from providers.openai_answer import Writer
 from providers.sse import EventTooLarge, Framer, data_of
 
 WHOLE_MAX = 64 << 20
 """Bytes of one whole answer."""
 
-_CONTENT = (Said, Mused, Refused, Called, Argued)
+_CONTENT = (Said, Mused, Sealed, Refused, Called, Argued)
 
 
 class Decoder(Protocol):
@@ -66,16 +82,25 @@ class WholeDecoder:
 class SseDecoder:
     """A stream of JSON objects in server-sent events, or one whole answer where a stream was asked for.
 
-    `read` takes each object, `whole` the whole answer, `last` is asked what the proper end of the stream completes.
+    `read` takes each object, `whole` the whole answer, `last` is asked what the proper end of the stream completes and
+    `done` what its terminator does, where the dialect has one.
     """
 
-    __slots__ = ("_begun", "_framer", "_kind", "_last", "_read", "_whole", "_whole_events")
+    __slots__ = ("_begun", "_done", "_framer", "_kind", "_last", "_read", "_whole", "_whole_events")
 
-    def __init__(self, kind: str, read: EventsOf, whole: EventsOf, last: Callable[[], list[Event]]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        read: EventsOf,
+        whole: EventsOf,
+        last: Callable[[], list[Event]],
+        done: Callable[[], list[Event]] = list,
+    ) -> None:
         self._kind = kind
         self._read = read
         self._whole_events = whole
         self._last = last
+        self._done = done
         self._framer = Framer()
         self._begun = False
         self._whole: WholeDecoder | None = None
@@ -103,14 +128,21 @@ class SseDecoder:
         """What the end completes."""
         if self._whole is not None:
             return self._whole.end()
-        frames, _ = self._framer.end()
+        frames, rest = self._framer.end()
+        if (data_of(rest) or b"").strip() == b"[DONE]":
+            frames = [*frames, rest]
         return [*self._events(frames), *self._last()]
 
     def _events(self, frames: list[bytes]) -> list[Event]:
         events: list[Event] = []
         for frame in frames:
             text = (data_of(frame) or b"").strip()
-            if not text or text == b"[DONE]":
+            if text == b"[DONE]":
+                events += self._done()
+                continue
+            if not text:
+                if frame.startswith(b":"):
+                    events.append(Waiting())
                 continue
             value = parsed(self._kind, text)
             events.extend([value] if isinstance(value, Broke) else self._read(value))
@@ -187,7 +219,12 @@ class TranslatingReader:
                 relayed.done = True
             if isinstance(event, Began | Ended) or relayed.content:
                 self._said = True
-            out.append(self._writer.write(event))
+            try:
+                out.append(self._writer.write(event))
+            except Unreadable:
+                relayed.done = False
+                relayed.failure = broken("The model's tool arguments are not JSON.", "upstream_malformed")
+                self._over = True
             if self._over:
                 break
         if self._whole and relayed.done:
@@ -198,10 +235,5 @@ class TranslatingReader:
 
 
 def reader(decoder: Decoder, call: Call, upstream: Upstream, *, whole: bool) -> TranslatingReader:
-    """The reader that answers `call` in OpenAI's dialect from what `decoder` reads."""
-    writer: Writer
-    if call.stream:
-        writer = StreamWriter(upstream.model, upstream.at, wants_usage=call.wants_usage)
-    else:
-        writer = WholeWriter(upstream.model, upstream.at)
-    return TranslatingReader(decoder, writer, whole=whole)
+    """The reader that answers `call` in its own dialect from what `decoder` reads."""
+    return TranslatingReader(decoder, writer_for(call, upstream), whole=whole)
