@@ -25,6 +25,7 @@ from __future__ import annotations
 _MEMORY_S = 20.0  # engine-busy seconds over which the learned speed forgets
 _ROUNDING = 1e-3  # tokens; times computed as the moment of opening must be open
 _GRACE_S = 0.2  # a prompt this much later than it should be is not in prefill, but waits for room
+_FORGET_LATENCY = 1.01  # per answer
 _FORGET_BEST = 0.998  # per window
 _FIRST_SAMPLE_S = 0.005  # busy time below which a speed is not yet believed
 
@@ -41,6 +42,7 @@ class PrefillLine:
         "ceiling",
         "chunk",
         "entered",
+        "latency",
         "silent",
         "tokens",
         "waiting",
@@ -55,6 +57,7 @@ class PrefillLine:
         self.allowance_s = allowance_s  # engine seconds that may wait when the chunk is unknown
         self.entered = 0  # tokens ever entered, less those that left unfinished
         self._since = 0.0  # when the oldest became the oldest
+        self.latency = 0.0  # the least time seen from grant to first token, slowly forgotten: the way there and back
         self.best: float | None = None  # tokens/s at its best, slowly forgotten
         self._busy = 0.0  # decayed seconds and tokens of finished prefills
         self._done = 0.0
@@ -141,7 +144,11 @@ class PrefillLine:
             return False
         speed = self.best or self.speed
         expected = 1.0 if speed is None else next(iter(self.waiting.values())) / speed
-        return now - self._since > 1.5 * expected + _GRACE_S
+        return now - self._since > 1.5 * expected + self.latency + _GRACE_S
+
+    def answered(self, took_s: float) -> None:
+        """A first token came `took_s` after its grant."""
+        self.latency = min(took_s, self.latency * _FORGET_LATENCY) if self.latency else took_s
 
     def window_over(self) -> None:
         """Compare the learned speed with the best one. Prompts held up in the engine spoil the former only."""

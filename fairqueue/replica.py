@@ -169,6 +169,7 @@ class Replica:
             else:
                 self.learner.accepted(self.inflight)
             self.limit_seats()
+        self.line.answered(now - ticket.granted_at)
         self.line.leave(ticket, now, finished=True)
         if ticket.item.preemptible and not ticket.item.gathered:
             self.preemptible.pop(ticket, None)  # its caller has seen something

@@ -80,6 +80,9 @@ def test_a_prompt_that_should_long_be_through_is_stalled() -> None:
     x.enter("a", 2000, 5.0)
     assert not x.stalled(5.4)
     assert x.stalled(5.6)
+    x.answered(0.3)  # a far-away engine answers nothing sooner than this
+    assert not x.stalled(5.6)
+    assert x.stalled(5.9)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "first", "abort"]), st.integers(0, 5000)), max_size=60))
