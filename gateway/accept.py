@@ -7,7 +7,7 @@ own, by address, so that guessing keys neither costs a tenant anything nor goes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 import orjson
@@ -15,6 +15,7 @@ import orjson
 from fairqueue.item import RequestClass
 from gateway.api import openai
 from gateway.api.reserved import passed_on
+from gateway.api.routes import ROUTES
 from gateway.api.seam import BodyTooLarge, BodyTooSlow, Exchange, Headers
 from gateway.clock import Clock
 from gateway.estimate import Estimate, Estimator
@@ -30,6 +31,7 @@ from providers.exchange import Call, Endpoint
 _ESTIMATE_SLACK = 1.1
 _JSON = ("content-type", "application/json")
 _CLASSES = {cls.value: cls for cls in RequestClass}
+_WITHOUT_OUTPUT = frozenset({Endpoint.EMBEDDINGS, Endpoint.COUNT_TOKENS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Accepted:
     sdk_retry: int  # which of the SDK's own tries this is, 0 for the first
     patience_s: float | None  # how long the caller says it will wait for bytes
     passed_on: Headers  # the client's headers that go upstream
+    answer: bytes | None = None  # the whole answer, where the gateway knows it without asking an upstream
 
 
 class Doorman:
@@ -59,8 +62,8 @@ class Doorman:
     async def accept(self, http: Exchange, world: World, record: Record) -> Accepted | None:
         """None when the answer has been given here. Raises Refused and ClientGone."""
         path = record.path = http.path
-        endpoint = openai.CALLS.get(path)
-        if endpoint is None:
+        route = ROUTES.get(path)
+        if route is None:
             await self._other(http, world, record, path)
             return None
         if http.method != "POST":
@@ -70,7 +73,7 @@ class Doorman:
         principal = self._authenticate(http, world)
         record.principal = principal
         raw = await self._body(http, world)
-        call = openai.parse_call(endpoint, raw)
+        call = route.parse(raw, http)
         return self._weigh(http, world, record, principal, call)
 
     async def _body(self, http: Exchange, world: World) -> bytes:
@@ -116,8 +119,14 @@ class Doorman:
                 Outcome.FORBIDDEN, f"The API key's tenant may not use the model '{call.model}'.", param="model"
             )
         _cap_output(call, entry)
-        measured = measure(call.body, len(call.raw), generates=call.endpoint is not Endpoint.EMBEDDINGS)
+        measured = measure(call.body, len(call.raw), generates=call.endpoint not in _WITHOUT_OUTPUT)
         estimate = self._estimator.estimate(principal.tenant, entry.name, measured, entry.context)
+        answer = None
+        if call.endpoint is Endpoint.COUNT_TOKENS:
+            if not _anybody_counts(world, entry):
+                answer = orjson.dumps({"input_tokens": estimate.prompt_tokens})
+            # Nothing is generated or cached for a count, so it takes a request of the limits and no tokens.
+            estimate = replace(estimate, prompt_tokens=0)
         record.estimate = estimate
         if entry.context is not None and estimate.prompt_tokens > entry.context * _ESTIMATE_SLACK:
             raise Refused(
@@ -141,6 +150,7 @@ class Doorman:
             sdk_retry=_small_int(http.header("x-stainless-retry-count")),
             patience_s=_seconds(http.header("x-stainless-read-timeout")),
             passed_on=passed_on(http),
+            answer=answer,
         )
         return accepted
 
@@ -171,10 +181,16 @@ class Doorman:
         await http.respond(200, [*ids, _JSON], body)
 
 
+def _anybody_counts(world: World, entry: ModelEntry) -> bool:
+    """Whether a target of the model counts tokens itself."""
+    pools = (world.pools[target.pool] for tier in entry.route.tiers for target in tier.targets)
+    return any(pool.kind.facts.serves(Endpoint.COUNT_TOKENS) for pool in pools)
+
+
 def _cap_output(call: Call, entry: ModelEntry) -> None:
     """Holds an answer to the model's own maximum: a larger one asked for is refused, one not named is set."""
     most = entry.max_output
-    if most is None or call.endpoint is Endpoint.EMBEDDINGS:
+    if most is None or call.endpoint in _WITHOUT_OUTPUT:
         return
     named = False
     for name in ("max_completion_tokens", "max_tokens"):

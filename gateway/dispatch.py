@@ -26,6 +26,7 @@ from gateway.settle import Settler
 from gateway.telemetry.instruments import Instruments
 from gateway.world import PoolEntry
 from providers.exchange import Failure, FailureKind, Reader, Unsupported
+from providers.ingress import in_words_of
 from providers.retry import Around, AttemptBudget, Step
 from providers.route import Leg
 from providers.transport import Answer, Transport, TransportError
@@ -225,7 +226,8 @@ class Dispatcher:
         attempt.credential = way.credential.name
         try:
             outgoing = pool.kind.prepare(call, way.upstream)
-        except Unsupported as error:
+        except Unsupported as refused:
+            error = in_words_of(call, refused)
             failure = Failure(FailureKind.CLIENT, 400, str(error), code="unsupported_parameter", param=error.field)
             return Broken("error", failure, sent=False)
         run.record.target = leg.target.key

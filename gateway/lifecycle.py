@@ -17,6 +17,7 @@ from collections.abc import Callable
 from gateway.accept import Doorman
 from gateway.api.errors import refusal_body, refusal_event, refusal_headers, refusal_status
 from gateway.api.ops import Readiness
+from gateway.api.routes import dialect_at
 from gateway.api.seam import ClientGone, Exchange, Headers
 from gateway.clock import Clock
 from gateway.dispatch import Dispatcher
@@ -26,7 +27,6 @@ from gateway.record import Phase, Phases, Record
 from gateway.settle import Settler
 from gateway.telemetry.instruments import Instruments
 from gateway.world import World
-from providers.exchange import Dialect
 
 log = logging.getLogger("weighbridge.lifecycle")
 
@@ -115,6 +115,12 @@ class Lifecycle:
         if accepted is None:
             return  # answered in full at the door
         await self._settler.reserve(accepted, record)
+        if accepted.answer is not None:
+            record.status = 200
+            headers = [*self._settler.headers(record), ("content-type", "application/json")]
+            await http.respond(200, headers, accepted.answer)
+            record.finish(Outcome.FINISHED)
+            return
         record.phases.enter(Phase.QUEUE, self._clock.monotonic())
         await self._dispatcher.run(http, accepted, record, interrupt)
         record.finish(Outcome.FINISHED)
@@ -125,7 +131,7 @@ class Lifecycle:
         if not record.finish(outcome):
             return
         record.detail = refused.message
-        dialect = Dialect.OPENAI
+        dialect = dialect_at(http)
         try:
             if http.started:
                 record.status = 200
@@ -134,13 +140,13 @@ class Lifecycle:
                 await http.write(refusal_event(refused, dialect))
                 await http.end()
                 return
-            record.status = refusal_status(refused)
+            record.status = refusal_status(refused, dialect)
             headers: Headers = [
                 *self._settler.headers(record),
                 ("content-type", "application/json"),
                 *refusal_headers(refused),
             ]
-            await http.respond(record.status, headers, refusal_body(refused, dialect))
+            await http.respond(record.status, headers, refusal_body(refused, dialect, record.request_id))
         except ClientGone:
             record.detail += " (the client had left)"
 

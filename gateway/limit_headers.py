@@ -42,6 +42,11 @@ def openai(limiter: Limiter, decided: Reservation | Refusal, now: int) -> Header
     return found
 
 
+def anthropic(limiter: Limiter, decided: Reservation | Refusal, now: int) -> Headers:
+    """The `anthropic-ratelimit-*` family; `now` is Unix microseconds."""
+    return general.anthropic(limiter.standings(decided, now), now)
+
+
 def _tightest(buckets: Iterable[Bucket], now: int) -> tuple[Bucket, int] | None:
     """The bucket with the fewest units left, and how many; of several the one that is whole again last."""
     tightest: Bucket | None = None

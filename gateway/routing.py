@@ -67,8 +67,13 @@ class Routing:
         """The targets to try for a request, in order, and why the others are left out."""
         world, cls = accepted.world, accepted.cls
 
+        endpoint = accepted.call.endpoint
+        common = endpoint is Endpoint.CHAT
+
         def usable(target: Target, at: float) -> Skip | None:
             pool = world.pools[target.pool]
+            if not common and not pool.kind.facts.serves(endpoint):
+                return Skip(SkipReason.FEATURE_MISSING, f"lacks {endpoint}")
             if not pool.members.any_usable(at):
                 return Skip(SkipReason.NO_REPLICA, f"no replica of pool {pool.name} is usable")
             first: Skip | None = None

@@ -16,7 +16,7 @@ from gateway.outcomes import Ending, Outcome, Refused
 from gateway.record import Phase, Record
 from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.logs import RequestLog
-from providers.exchange import NO_USAGE
+from providers.exchange import NO_USAGE, Dialect
 from ratelimit.limit import BUDGETS, Amounts, Limit, Reason, Refusal
 from ratelimit.reservation import kept
 from ratelimit.store import Limiter, LocalLimiter, StoreMode
@@ -111,7 +111,10 @@ class Settler:
         if self._shared and self._limiter.status().mode is StoreMode.AWAY:
             ids.append(("x-weighbridge-degraded", "limit-store-away"))
         if record.limits is not None:
-            ids += limit_headers.openai(self._limiter, record.limits, self._clock.unix_us())
+            accepted = record.accepted
+            anthropic = accepted is not None and accepted.call.dialect is Dialect.ANTHROPIC
+            told = limit_headers.anthropic if anthropic else limit_headers.openai
+            ids += told(self._limiter, record.limits, self._clock.unix_us())
         return ids
 
     async def settle(self, record: Record) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 
-from gateway.outcomes import Refused
+from gateway.outcomes import Outcome, Refused
 from providers.errors import encode_error, encode_stream_error
 from providers.exchange import Dialect
 
 # The OpenAI SDK does not retry past this wait, and nobody should sit through more of it in silence.
 _LONGEST_RETRY_S = 120.0
+
+_OVERLOADED = 529
+"""What Anthropic's SDK takes for an overload; its 503 is another exception."""
+_OVERLOAD = frozenset({Outcome.QUEUE_FULL, Outcome.QUEUE_TIMEOUT, Outcome.DEADLINE_UNMEETABLE, Outcome.UPSTREAM_BUSY})
+_TOO_LONG = ("prompt is too long", "exceed context limit")
 
 
 def refusal_headers(refused: Refused) -> list[tuple[str, str]]:
@@ -30,24 +35,45 @@ def refusal_headers(refused: Refused) -> list[tuple[str, str]]:
     return headers
 
 
-def refusal_status(refused: Refused) -> int:
+def refusal_status(refused: Refused, dialect: Dialect) -> int:
     """The HTTP status of a refusal."""
-    return refused.status if refused.status is not None else refused.outcome.ending.status
+    if refused.status is not None:
+        return refused.status
+    if dialect is Dialect.ANTHROPIC and refused.outcome in _OVERLOAD:
+        return _OVERLOADED
+    return refused.outcome.ending.status
 
 
-def refusal_body(refused: Refused, dialect: Dialect) -> bytes:
+def refusal_body(refused: Refused, dialect: Dialect, request_id: str) -> bytes:
     """The JSON body of a refusal."""
-    if refused.body is not None:
+    if refused.body is not None and dialect is Dialect.OPENAI:
         return refused.body
     ending = refused.outcome.ending
     return encode_error(
         dialect,
-        refusal_status(refused),
+        refusal_status(refused, dialect),
         refused.error_type or ending.error_type or "server_error",
-        refused.message,
-        refused.code or ending.code,
+        _message(refused, dialect),
+        _code(refused, dialect),
         refused.param,
+        request_id=request_id,
     )
+
+
+def _message(refused: Refused, dialect: Dialect) -> str:
+    """Clients of Anthropic know a prompt that is too long by these words alone."""
+    if dialect is Dialect.ANTHROPIC and refused.outcome is Outcome.CONTEXT_TOO_LONG:
+        if not any(words in refused.message for words in _TOO_LONG):
+            return f"{_TOO_LONG[0]}: {refused.message}"
+    elif dialect is Dialect.ANTHROPIC and refused.param is not None and refused.param not in refused.message:
+        return f"{refused.param}: {refused.message}"
+    return refused.message
+
+
+def _code(refused: Refused, dialect: Dialect) -> str | None:
+    if dialect is Dialect.ANTHROPIC and refused.outcome is Outcome.BUDGET_EXHAUSTED:
+        return "enforced_spend_limit_reached"
+    return refused.code or refused.outcome.ending.code
 
 
 def refusal_event(refused: Refused, dialect: Dialect) -> bytes:
@@ -55,7 +81,7 @@ def refusal_event(refused: Refused, dialect: Dialect) -> bytes:
     ending = refused.outcome.ending
     return encode_stream_error(
         dialect,
-        refusal_status(refused),
+        refusal_status(refused, dialect),
         refused.error_type or ending.error_type or "server_error",
         refused.message,
         refused.code or ending.code,

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from gateway.api.bodies import parse_object, stream_of, wrong
 from gateway.outcomes import Outcome, Refused
 from gateway.world import ModelEntry
 from providers.exchange import Call, Dialect, Endpoint
@@ -25,33 +26,23 @@ MODELS_PATH = "/v1/models"
 
 def parse_call(endpoint: Endpoint, raw: bytes) -> Call:
     """Reads a request body. Raises Refused (400) naming the field that is wrong."""
-    try:
-        body: Any = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise Refused(Outcome.BAD_REQUEST, f"The body is not valid JSON: {error}") from None
-    if type(body) is not dict:
-        raise Refused(Outcome.BAD_REQUEST, "The body must be a JSON object.")
-    model = body.get("model")
-    if type(model) is not str or not model:
-        raise _wrong("model", "a non-empty string", model)
-    stream = body.get("stream")
-    if stream is not None and type(stream) is not bool:
-        raise _wrong("stream", "a boolean", stream)
+    body, model = parse_object(raw)
+    stream = stream_of(body)
     _check_input(endpoint, body)
     for name in ("max_tokens", "max_completion_tokens", "n", "best_of"):
         value = body.get(name)
         if value is not None and (type(value) is not int or value < 1):
-            raise _wrong(name, "a positive integer", value)
+            raise wrong(name, "a positive integer", value)
     wants_usage = False
     options = body.get("stream_options")
     if options is not None:
         if type(options) is not dict:
-            raise _wrong("stream_options", "an object", options)
+            raise wrong("stream_options", "an object", options)
         asked = options.get("include_usage")
         if asked is not None and type(asked) is not bool:
-            raise _wrong("stream_options.include_usage", "a boolean", asked)
+            raise wrong("stream_options.include_usage", "a boolean", asked)
         wants_usage = asked is True
-        if stream is not True:
+        if not stream:
             raise Refused(
                 Outcome.BAD_REQUEST,
                 "The 'stream_options' parameter is only allowed when 'stream' is true.",
@@ -63,7 +54,7 @@ def parse_call(endpoint: Endpoint, raw: bytes) -> Call:
         raw=raw,
         body=body,
         model=model,
-        stream=stream is True and endpoint is not Endpoint.EMBEDDINGS,
+        stream=stream and endpoint is not Endpoint.EMBEDDINGS,
         wants_usage=wants_usage,
     )
 
@@ -72,21 +63,21 @@ def _check_input(endpoint: Endpoint, body: dict[str, Any]) -> None:
     if endpoint is Endpoint.CHAT:
         messages = body.get("messages")
         if type(messages) is not list or not messages:
-            raise _wrong("messages", "a non-empty array of messages", messages)
+            raise wrong("messages", "a non-empty array of messages", messages)
         for index, message in enumerate(messages):
             if type(message) is not dict:
-                raise _wrong(f"messages[{index}]", "an object", message)
+                raise wrong(f"messages[{index}]", "an object", message)
             if type(message.get("role")) is not str:
-                raise _wrong(f"messages[{index}].role", "a string", message.get("role"))
+                raise wrong(f"messages[{index}].role", "a string", message.get("role"))
             content = message.get("content")
             if content is not None and type(content) is not str and type(content) is not list:
-                raise _wrong(f"messages[{index}].content", "a string, an array of parts or null", content)
+                raise wrong(f"messages[{index}].content", "a string, an array of parts or null", content)
         return
     name = "prompt" if endpoint is Endpoint.COMPLETIONS else "input"
     value = body.get(name)
     if type(value) is str or (type(value) is list and value and _alike(value)):
         return
-    raise _wrong(name, "a string, an array of strings, or an array of token numbers", value)
+    raise wrong(name, "a string, an array of strings, or an array of token numbers", value)
 
 
 def _alike(values: list[Any]) -> bool:
@@ -95,18 +86,6 @@ def _alike(values: list[Any]) -> bool:
     if first is list:
         return all(type(v) is list and v and all(type(t) is int for t in v) for v in values)
     return first in (str, int) and all(type(v) is first for v in values)
-
-
-_SHOWN = 60
-
-
-def _wrong(name: str, wanted: str, value: Any) -> Refused:
-    if value is None:
-        return Refused(Outcome.BAD_REQUEST, f"Missing required parameter: '{name}' must be {wanted}.", param=name)
-    shown = orjson.dumps(value).decode()
-    if len(shown) > _SHOWN:
-        shown = shown[:_SHOWN] + "…"
-    return Refused(Outcome.BAD_REQUEST, f"Invalid value for '{name}': must be {wanted}, got {shown}.", param=name)
 
 
 def model_object(entry: ModelEntry, name: str) -> dict[str, Any]:
