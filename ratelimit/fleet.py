@@ -121,7 +121,7 @@ class Fleet:
     def by_ceiling(self, group: SharedGroup, amounts: Amounts, now: int) -> Holds | None:
         """Take the model-wide ceilings from leases in hand; None if they are short."""
         assert group.ceiling is not None
-        tags = [tag for tag in group.tags if tag is not group.own_tag]
+        tags = self._ceiling_tags(group, amounts)
         if not all(tag.valid(now) for tag in tags):
             return None
         holds = take(group.ceiling, amounts, now)
@@ -131,13 +131,17 @@ class Fleet:
                 tag.active[group] = None
         return holds
 
+    def _ceiling_tags(self, group: SharedGroup, amounts: Amounts) -> list[Tag]:
+        """The tags whose model-wide ceilings a request takes something from."""
+        assert group.ceiling is not None
+        asked = {m.limit.key for m in group.ceiling.members if units_of(m.limit.dimension, amounts)}
+        return [tag for tag in group.tags if tag is not group.own_tag and not asked.isdisjoint(tag.leases)]
+
     def need_ceiling(self, group: SharedGroup, amounts: Amounts) -> list[tuple[Tag, int]]:
         """Ask for what a waiting request cannot do without. Gives, per tag, the round of calls that will have asked."""
         assert group.ceiling is not None
         rounds = []
-        for tag in group.tags:
-            if tag is group.own_tag:
-                continue
+        for tag in self._ceiling_tags(group, amounts):
             for lease in group.ceiling.members:
                 key = lease.limit.key
                 units = units_of(lease.limit.dimension, amounts)

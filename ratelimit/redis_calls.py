@@ -29,6 +29,8 @@ FAILURES_TO_OPEN = 3
 LANES = 4
 """Batches on their way at once; each has a connection of its own."""
 BATCH = 64
+CONNECT_S = 1.0
+"""A connection that is not made by then is given up; no caller waits for it longer than for a call."""
 WAIT_SHARE = 0.6
 """The part of a call's budget that WAIT may use."""
 
@@ -144,80 +146,82 @@ class Calls:
         answer: asyncio.Future[tuple[Any, int]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Job(script, keys, args, confirm, answer))
         if len(self._lanes) < LANES:
-            lane = asyncio.get_running_loop().create_task(self._lane(self._client))
-            self._lanes.add(lane)
-            lane.add_done_callback(self._lanes.discard)
+            self._open_lane(self._client)
         return await answer
 
-    async def _lane(self, client: Redis) -> None:
-        """Send what waits, a batch at a time, until nothing does."""
-        while self._waiting:
-            batch: list[_Job] = []
-            while self._waiting and len(batch) < BATCH:
-                job = self._waiting.popleft()
-                if not job.answer.done():
-                    batch.append(job)
-            try:
-                async with asyncio.timeout(self._budget_s):
-                    await self._batch(client, batch)
-            except (RedisError, OSError, TimeoutError) as error:
-                for job in batch:
-                    if not job.answer.done():
-                        job.answer.set_exception(error)
-                        job.answer.exception()  # its caller may have stopped waiting
+    def _open_lane(self, client: Redis) -> None:
+        lane = asyncio.get_running_loop().create_task(self._lane(client))
+        self._lanes.add(lane)
+        lane.add_done_callback(self._lanes.discard)
 
-    async def _batch(self, client: Redis, batch: Sequence[_Job]) -> None:
-        commands: list[tuple[Any, ...]] = []
-        for job in batch:
-            commands.append(("EVALSHA", job.script.sha, len(job.keys), *job.keys, *job.args))
-            if job.confirm:
-                commands.append(self._wait(job.confirm))
+    async def _lane(self, client: Redis) -> None:
+        """Take a connection and send what waits over it, a batch at a time, until nothing does.
+
+        Connecting may take longer than a call: its callers give up in time, the next ones find it open.
+        """
         pool = client.connection_pool
-        connection = await pool.get_connection()  # type: ignore[no-untyped-call]
         try:
-            await connection.send_packed_command(connection.pack_commands(commands))
-            demoted = False
-            for job in batch:
-                result = await _read(connection)
-                confirmed = await _read(connection) if job.confirm else 0
-                demoted = demoted or isinstance(result, ReadOnlyError)
-                if isinstance(result, NoScriptError):
-                    source = ("EVAL", job.script.source, len(job.keys), *job.keys, *job.args)
-                    missing = [source, self._wait(job.confirm)] if job.confirm else [source]
-                    # The answers of the rest of the batch are still to come on this connection.
-                    self._lanes.add(later := asyncio.ensure_future(self._anew(client, missing, job.answer)))
-                    later.add_done_callback(self._lanes.discard)
-                else:
-                    _resolve(job.answer, result, confirmed)
-            if demoted:  # the address may lead to the new primary, this connection never will
-                await connection.disconnect(nowait=True)
+            async with asyncio.timeout(CONNECT_S):
+                connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+        except (RedisError, OSError, TimeoutError) as error:
+            while self._waiting:
+                _fail(self._waiting.popleft(), error)
+            return
+        try:
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+                batch = [job for job in batch if not job.answer.done()]
+                try:
+                    async with asyncio.timeout(self._budget_s):
+                        await self._batch(connection, batch)
+                except (RedisError, OSError, TimeoutError) as error:
+                    await connection.disconnect(nowait=True)
+                    for job in batch:
+                        _fail(job, error)
+                    if self._waiting:
+                        self._open_lane(client)
+                    return
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
         finally:
             await pool.release(connection)
 
-    async def _anew(self, client: Redis, commands: Sequence[tuple[Any, ...]], answer: asyncio.Future[Any]) -> None:
-        """Run a script the server did not know, by its source; it knows it from then on."""
-        pool = client.connection_pool
-        try:
-            async with asyncio.timeout(self._budget_s):
-                connection = await pool.get_connection()  # type: ignore[no-untyped-call]
-                try:
-                    await connection.send_packed_command(connection.pack_commands(commands))
-                    result = await _read(connection)
-                    confirmed = await _read(connection) if len(commands) > 1 else 0
-                except BaseException:
-                    await connection.disconnect(nowait=True)
-                    raise
-                finally:
-                    await pool.release(connection)
-        except (RedisError, OSError, TimeoutError) as error:
-            result, confirmed = error, 0
-        _resolve(answer, result, confirmed)
+    async def _batch(self, connection: Any, batch: Sequence[_Job]) -> None:
+        """Send scripts by their names, and once more, with their sources before, those the server does not know."""
+        unknown = await self._exchange(connection, batch)
+        if unknown:
+            sources = {job.script.sha: job.script.source for job in unknown}
+            loads = [("SCRIPT", "LOAD", source) for source in sources.values()]
+            await connection.send_packed_command(connection.pack_commands(loads))
+            for _ in loads:
+                await _read(connection)
+            for job in await self._exchange(connection, unknown):
+                _fail(job, OSError("the server forgets scripts at once"))
+
+    async def _exchange(self, connection: Any, batch: Sequence[_Job]) -> list[_Job]:
+        """One round trip; gives the jobs whose script the server did not know."""
+        commands: list[tuple[Any, ...]] = []
+        for job in batch:
+            commands.append(("EVALSHA", job.script.sha, len(job.keys), *job.keys, *job.args))
+            if job.confirm:
+                commands.append(self._wait(job.confirm))
+        await connection.send_packed_command(connection.pack_commands(commands))
+        unknown, demoted = [], False
+        for job in batch:
+            result = await _read(connection)
+            confirmed = await _read(connection) if job.confirm else 0
+            demoted = demoted or isinstance(result, ReadOnlyError)
+            if isinstance(result, NoScriptError):
+                unknown.append(job)
+            else:
+                _resolve(job.answer, result, confirmed)
+        if demoted:  # the address may lead to the new primary, this connection never will
+            raise OSError("the server was demoted")
+        return unknown
 
     def _wait(self, replicas: int) -> tuple[Any, ...]:
-        return ("WAIT", replicas, max(1, int(self._budget_s * 1_000 * WAIT_SHARE)))
+        return ("WAIT", replicas, max(1, int(min(self._budget_s, CONNECT_S / 2) * 1_000 * WAIT_SHARE)))
 
     async def _to_cluster(
         self, cluster: RedisCluster, script: Script, keys: Sequence[str], args: Sequence[Any], confirm: int
@@ -257,6 +261,12 @@ async def _read(connection: Any) -> Any:
         return await connection.read_response()
     except ResponseError as error:
         return error
+
+
+def _fail(job: _Job, error: Exception) -> None:
+    if not job.answer.done():
+        job.answer.set_exception(error)
+        job.answer.exception()  # its caller may have stopped waiting
 
 
 def _resolve(answer: asyncio.Future[Any], result: Any, confirmed: Any) -> None:

@@ -20,13 +20,13 @@ from urllib.parse import unquote, urlsplit
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 
-from ratelimit.redis_calls import CALL_BUDGET_S, Client
+from ratelimit.redis_calls import CONNECT_S, Client
 
-SOCKET_S = 2 * CALL_BUDGET_S
-"""Longest wait in a socket call, seconds; a second net below the call budget."""
+SOCKET_S = 1.0
+"""Longest wait in a socket call, seconds; a second net below the call budget, which is the limiter's."""
 
 
 def connect(url: str) -> Client:
@@ -34,7 +34,7 @@ def connect(url: str) -> Client:
     parts = urlsplit(url)
     if parts.scheme in ("redis", "rediss", "unix"):
         return Redis.from_url(
-            url, retry=Retry(NoBackoff(), 0), socket_timeout=SOCKET_S, socket_connect_timeout=SOCKET_S
+            url, retry=Retry(NoBackoff(), 0), socket_timeout=SOCKET_S, socket_connect_timeout=CONNECT_S
         )
     hosts = _hosts(parts.netloc.rpartition("@")[2], 26379 if parts.scheme == "redis+sentinel" else 6379)
     password = unquote(parts.password) if parts.password else None
@@ -44,7 +44,7 @@ def connect(url: str) -> Client:
         if not service:
             raise ValueError("redis+sentinel URL needs the service name as its path")
         sentinel = Sentinel(  # type: ignore[no-untyped-call]
-            hosts, sentinel_kwargs={"socket_timeout": SOCKET_S, "socket_connect_timeout": SOCKET_S}
+            hosts, sentinel_kwargs={"socket_timeout": SOCKET_S, "socket_connect_timeout": CONNECT_S}
         )
         client: Redis = sentinel.master_for(
             service,
@@ -52,7 +52,7 @@ def connect(url: str) -> Client:
             password=password,
             retry=Retry(NoBackoff(), 0),
             socket_timeout=SOCKET_S,
-            socket_connect_timeout=SOCKET_S,
+            socket_connect_timeout=CONNECT_S,
         )
         return client
     if parts.scheme == "redis+cluster":
@@ -62,9 +62,17 @@ def connect(url: str) -> Client:
             password=password,
             retry=Retry(NoBackoff(), 1),
             socket_timeout=SOCKET_S,
-            socket_connect_timeout=SOCKET_S,
+            socket_connect_timeout=CONNECT_S,
         )
     raise ValueError(f"unknown limit store URL scheme {parts.scheme!r}")
+
+
+async def disconnect(client: Client) -> None:
+    """Close a client of `connect` with all it opened, also its connections to the Sentinels."""
+    await client.aclose()
+    if isinstance(client, Redis) and isinstance(client.connection_pool, SentinelConnectionPool):
+        for sentinel in client.connection_pool.sentinel_manager.sentinels:
+            await sentinel.aclose()
 
 
 def _hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:

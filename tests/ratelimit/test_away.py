@@ -12,7 +12,7 @@ import pytest
 from ratelimit import outbox
 from ratelimit.limit import Amounts, Level, Limit, Mode, Reason, Refusal
 from ratelimit.redis_calls import CALL_BUDGET_S
-from ratelimit.redis_connect import connect
+from ratelimit.redis_connect import connect, disconnect
 from ratelimit.redis_store import RedisLimiter
 from ratelimit.reservation import Decider, Reservation
 from ratelimit.store import StoreMode
@@ -277,7 +277,7 @@ async def test_a_cancelled_reserve_leaves_nothing_behind(valkey: Server) -> None
     assert [s.remaining for s in limiter.standings(probe, now)][:3] == [10_000, 9_999, 10**9]
     assert limiter.snapshot().open == 1
     await limiter.close()
-    await client.aclose()
+    await disconnect(client)
 
 
 @pytest.mark.asyncio
@@ -304,7 +304,7 @@ async def test_a_store_that_hangs_delays_no_request_by_more_than_its_budget_and_
     await asyncio.wait_for(_until_shared(limiter), 10)
     assert admitted(await limiter.reserve("after", group, ONE, time.time_ns() // 1_000)).by is Decider.STORE
     await limiter.close()
-    await client.aclose()
+    await disconnect(client)
 
 
 async def _until_shared(limiter: RedisLimiter) -> None:
@@ -339,7 +339,7 @@ async def test_a_store_without_scripts_makes_the_limiter_not_ready(valkey: Serve
     assert status.reason.startswith("limit_store_unusable: ")
     admin.execute_command("ACL", "DELUSER", "mute")
     await limiter.close()
-    await client.aclose()
+    await disconnect(client)
 
 
 @pytest.mark.asyncio

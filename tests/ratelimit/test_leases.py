@@ -268,6 +268,17 @@ async def test_a_model_wide_ceiling_is_spent_by_lease_across_organisations() -> 
 
 
 @pytest.mark.asyncio
+async def test_a_request_that_takes_nothing_of_a_ceiling_does_not_wait_for_it() -> None:
+    fleet = FleetUnderTest(1)
+    await fleet.settle_in()
+    before = fleet.limiters[0].calls
+    embedding = await fleet.ask(0, [limit(OTPM, 600, 100, Level.MODEL), limit(RPM, 60, 5)], tok(10))
+    assert admitted(embedding).by is Decider.STORE
+    assert fleet.limiters[0].calls == before + 1
+    await fleet.close()
+
+
+@pytest.mark.asyncio
 async def test_a_ceiling_gets_back_what_an_organisation_s_limit_refused() -> None:
     fleet = FleetUnderTest(1)
     await fleet.settle_in()

@@ -6,7 +6,7 @@ import fakeredis
 import pytest
 
 from ratelimit.redis_calls import Client
-from ratelimit.redis_connect import connect
+from ratelimit.redis_connect import connect, disconnect
 from ratelimit.redis_store import RedisLimiter
 from tests.ratelimit.cases import CASES, Case, drive
 from tests.ratelimit.servers import Server
@@ -37,7 +37,7 @@ async def test_case_in_valkey(valkey: Server, case: Case) -> None:
     await run(client, case)
     store = valkey.sync()
     assert [key for key in store.scan_iter() if store.ttl(key) < 0] == [], "every key expires"
-    await client.aclose()
+    await disconnect(client)
 
 
 @pytest.mark.asyncio
@@ -47,4 +47,4 @@ async def test_all_cases_in_a_cluster(cluster_url: str) -> None:
         for node in (await client.initialize()).get_primaries():
             await client.execute_command("FLUSHALL", target_nodes=node)
         await run(client, case)
-        await client.aclose()
+        await disconnect(client)
