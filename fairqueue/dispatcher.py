@@ -120,10 +120,12 @@ class Dispatcher:
             if waiting.guarantees.tick(now):
                 self.room_grew()
             self._serve_guaranteed(replicas, tickets, now)
-        for replica in [r for r in replicas if r.claimant is not None]:
-            replicas.remove(replica)
+        for replica in replicas[:]:
             claimant = replica.claimant
-            if claimant is not None and claimant.flow is not None and replica.fits(claimant, now):
+            if claimant is None:
+                continue
+            replicas.remove(replica)
+            if claimant.flow is not None and replica.fits(claimant, now):
                 tickets.append(self._grant_waiting(claimant, replica, now, False))
                 if replica.is_open(now):
                     replicas.append(replica)
@@ -197,7 +199,7 @@ class Dispatcher:
             least_flow = least[index] or front
             if queue.virtual < least_flow.counter:
                 queue.virtual = least_flow.counter
-            waiting.classes.follow(min((k for k, q in enumerate(queues) if q.length), key=counters.__getitem__))
+            waiting.follow_classes()
             tickets.append(self._grant_waiting(item, replica, now, False))
             self._pass(aside, item, replicas)
             if replica in replicas and not replica.is_open(now):
@@ -305,8 +307,13 @@ class Dispatcher:
         """Interactive heads wait while surplus batch work runs: it may have to give way."""
         if not self._settings.preempt_for_interactive:
             return
+        for replica in self.replicas.values():
+            if replica.preemptible:
+                break
+        else:
+            return
         flow = self._waiting.queues[0].peek()
-        if flow is not None and any(r.preemptible for r in self.replicas.values()):
+        if flow is not None:
             self._wanting.append((flow.head(), False))
 
     def place(self, item: Item, tenant: Tenant, replicas: list[Replica], now: float) -> Replica | None:

@@ -95,6 +95,16 @@ class Waiting:
             self.longest.clear()
             self.expiry.clear()
 
+    def follow_classes(self) -> None:
+        """To be called before a grant: the classes' virtual time follows the least waiting counter."""
+        classes = self.classes
+        least = float("inf")
+        for index, queue in enumerate(self.queues):
+            if queue.length and classes.counters[index] < least:
+                least = classes.counters[index]
+        if classes.virtual < least < float("inf"):
+            classes.virtual = least
+
     def rest(self, tenant: Tenant, now: float) -> None:
         """The tenant may have come to rest: nothing waits, nothing is in flight."""
         if not tenant.waiting and not tenant.inflight:
