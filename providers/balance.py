@@ -181,6 +181,13 @@ class Chooser:
         if self._index is not None and isinstance(item.affinity, Affinity):
             self._index.sent(name, item.affinity, tokens)
 
+    def held(self, name: str, item: Wanted) -> int:
+        """Tokens of the request's beginning that `name` is believed to have in its cache."""
+        index = self._index
+        if index is None or not isinstance(item.affinity, Affinity):
+            return 0
+        return min(index.match(item.affinity, index.bits.get(name, 0))[0], item.demand.prompt_tokens)
+
     def answered(self, name: str, now: float, ttft: float, uncached_tokens: int) -> None:
         """The first token came `ttft` seconds after sending a prompt of which `uncached_tokens` had to be prefilled."""
         rate = self._settings.prefill_tokens_per_s

@@ -457,6 +457,10 @@ class Breakers:
         """Evidence about `key` outside a permit."""
         self.of(key).record(event, now, ttft, prompt_tokens)
 
+    def of_provider(self, provider: str) -> list[tuple[BreakerKey, Breaker]]:
+        """All breakers of one account or pool that have been asked for."""
+        return [(key, breaker) for key, breaker in self._all.items() if key.provider == provider]
+
     def retain(self, keys: Iterable[BreakerKey]) -> None:
         """Forget all keys but these (after a change of the configuration)."""
         kept = set(keys)

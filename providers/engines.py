@@ -40,6 +40,8 @@ class Facts:
     """Knows `stream_options.continuous_usage_stats`."""
     continues: bool = False
     """Continues a partial assistant message (`continue_final_message`)."""
+    adapter_paths: tuple[str, str] | None = None
+    """Paths that load and unload a LoRA adapter (`lora_name`, `lora_path`); None = adapters are fixed at its start."""
     cancels: bool = False
     """Closing the connection stops the generation."""
     leaving_stops_billing: bool = False
@@ -68,6 +70,7 @@ class Facts:
 _VLLM = Facts(
     engine=True, priority=-1, salt=True, continuous_usage=True, continues=True, cancels=True,
     leaving_stops_billing=True, health_path="/health", metrics_path="/metrics", load_path="/load",
+    adapter_paths=("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 )  # fmt: skip
 _VENDOR = Facts(engine=False)
 _CHAT_ONLY = frozenset({Endpoint.CHAT})
@@ -81,6 +84,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             engine=True, priority=1, salt=True, continuous_usage=True, continues=True, cancels=True,
             leaving_stops_billing=True, endpoints=_ALL | _MESSAGES, health_path="/health",
             metrics_path="/metrics", load_path="/v1/loads",
+            adapter_paths=("/load_lora_adapter", "/unload_lora_adapter"),
         ),
         "tgi": Facts(
             engine=True, cancels=True, leaving_stops_billing=True, endpoints=_ALL - {Endpoint.EMBEDDINGS},
@@ -133,6 +137,12 @@ class EngineFigures:
     prefix_hits_total: int | None = None
     prompt_tokens_total: int | None = None
     generation_tokens_total: int | None = None
+    drafts_total: int | None = None
+    """Speculative decoding: steps for which tokens were drafted."""
+    accepted_total: int | None = None
+    """Drafted tokens that were right."""
+    lora_slots: int | None = None
+    """LoRA adapters it runs at once; None also when it runs none."""
 
 
 # Field of EngineFigures, or a part of one -> names of the series, the newest first: the first that is present counts.
@@ -147,7 +157,10 @@ _NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "prefix_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
             "prompt_tokens_total": ("vllm:prompt_tokens_total",),
             "generation_tokens_total": ("vllm:generation_tokens_total",),
+            "drafts_total": ("vllm:spec_decode_num_drafts_total",),
+            "accepted_total": ("vllm:spec_decode_num_accepted_tokens_total",),
             "info": ("vllm:cache_config_info",),
+            "lora": ("vllm:lora_requests_info",),
         },
         "sglang": {
             "running": ("sglang:num_running_reqs",),
@@ -199,7 +212,7 @@ def parse_metrics(kind: str, text: str) -> EngineFigures:
         return EngineFigures()
     found: dict[str, float] = {}
     for figure, series in names.items():
-        if figure == "info":
+        if figure in ("info", "lora"):
             continue
         for name in series:
             values = [value for labels, value in _samples(text, name) if _counts(kind, labels)]
@@ -209,6 +222,8 @@ def parse_metrics(kind: str, text: str) -> EngineFigures:
                 break
     if "info" in names:
         found.update(_cache_config(text, names["info"][0]))
+    if "lora" in names:
+        found.update(_lora(text, names["lora"][0]))
     if "pages" in found and "block_tokens" in found and "kv_tokens_total" not in found:
         found["kv_tokens_total"] = found["pages"] * found["block_tokens"]
     found.pop("pages", None)
@@ -291,6 +306,18 @@ def _cache_config(text: str, name: str) -> dict[str, float]:
     if seats is not None:
         found["max_seqs"] = seats
     return found
+
+
+def _lora(text: str, name: str) -> dict[str, float]:
+    """Adapter slots from the labels of vLLM's info gauge. Its value is when it was set; label sets of the past linger,
+    so the newest counts.
+    """
+    samples = _samples(text, name)
+    if not samples:
+        return {}
+    labels, _ = max(samples, key=lambda sample: sample[1])
+    slots = _positive(dict(_LABEL.findall(labels)).get("max_lora"))
+    return {} if slots is None else {"lora_slots": slots}
 
 
 def _positive(text: str | None) -> float | None:

@@ -252,6 +252,11 @@ class AttemptBudget:
         if not self._before:
             ratios.first(tenant, now)
 
+    @property
+    def left(self) -> int:
+        """Attempts that may still be made."""
+        return max(0, self._settings.max_attempts - self.attempts - self._before)
+
     def after(
         self,
         kind: FailureKind,

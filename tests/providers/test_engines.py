@@ -188,3 +188,15 @@ def test_facts_agree_with_each_other() -> None:
         assert not facts.leaving_stops_billing or facts.engine, name
         assert facts.output_cap in (None, "max_tokens", "max_completion_tokens"), name
     assert (FACTS["vllm"].priority, FACTS["sglang"].priority) == (-1, 1)
+
+
+def test_vllm_tells_its_speculation_and_the_newest_count_of_adapter_slots() -> None:
+    page = VLLM + (
+        'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 100.0\n'
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 130.0\n'
+        'vllm:lora_requests_info{max_lora="2",running_lora_adapters="a",waiting_lora_adapters=""} 1.7e+09\n'
+        'vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters=""} 1.8e+09\n'
+    )
+    figures = parse_metrics("vllm", page)
+    assert (figures.drafts_total, figures.accepted_total, figures.lora_slots) == (100, 130, 4)
+    assert parse_metrics("vllm", VLLM).lora_slots is None
