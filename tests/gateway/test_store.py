@@ -25,9 +25,11 @@ async def _beside(stack: Stack, text: str) -> Stack:
     return Stack(app, stack.engines, None, log, aiohttp.ClientSession())
 
 
-async def test_two_gateways_admit_one_limit_s_worth_between_them() -> None:
+@pytest.mark.parametrize("exact", ["true", "false"])
+async def test_two_gateways_admit_one_limit_s_worth_between_them(exact: str) -> None:
     with Server() as server:
-        changes = {"limits": "{requests_per_minute: 60, burst_s: 20}", "extra": f"redis: {server.url}"}
+        limits = f"{{requests_per_minute: 60, burst_s: 20, exact: {exact}}}"
+        changes = {"limits": limits, "extra": f"redis: {server.url}"}
         async with running(config_changes=changes) as first:
             second = await _beside(first, settings_text(first.engines, None, **changes))
             async with AsyncExitStack() as closing:
@@ -37,8 +39,9 @@ async def test_two_gateways_admit_one_limit_s_worth_between_them() -> None:
                     *(stack.post(stack.chat(max_tokens=1)) for stack in (first, second) for _ in range(20))
                 )
                 statuses = [status for status, _, _ in answers]
-                # 20 at once and one a second; nothing is admitted twice because there are two of them.
-                assert 20 <= statuses.count(200) <= 22
+                # 20 at once and one a second; nothing is admitted twice because there are two of them. Where
+                # leases are spent, some of it may lie for a moment with the instance that needs it less.
+                assert (20 if exact == "true" else 10) <= statuses.count(200) <= 22
                 assert statuses.count(200) + statuses.count(429) == 40
                 await first.at_rest()
                 await second.at_rest()
