@@ -29,6 +29,9 @@ from fairqueue.capacity import Capacity, Scrape
 from gateway import config as config_file
 from gateway import values
 from gateway.accept import Doorman
+from gateway.api.admin import Parts, add_admin
+from gateway.api.admin_auth import Guard
+from gateway.api.admin_fleet import Fleet
 from gateway.api.ops import Readiness, add_routes
 from gateway.api.server import DataServer
 from gateway.clock import Clock
@@ -96,8 +99,8 @@ class App:
         self.config = config  # what the file says
         self.clock = Clock()
         self.database = Database(config.store.get_secret_value() if config.store is not None else MEMORY)
-        self.registry = Registry(self.database, config, now_us=self.clock.unix_us, changed=self._follow)
         self.tenancy = Tenancy(config, self.clock, lambda: {name: it.gate.core for name, it in self.pools.items()})
+        self.registry = Registry(self.database, config, now_us=self.clock.unix_us, changed=self.tenancy.follow)
         self._make_admission = admission
         self.path = path
         self.instruments = Instruments()
@@ -172,6 +175,7 @@ class App:
         )
         admin = web.Application()
         add_routes(admin, self.readiness, self._page.render)
+        add_admin(admin, self._admin_parts())
         self._admin = web.AppRunner(admin, access_log=None, shutdown_timeout=1.0)
         await self._admin.setup()
         site = web.TCPSite(
@@ -270,9 +274,22 @@ class App:
         self.instruments.reloads["applied"] += 1
         log.info("config reloaded, version %s", config.digest())
 
-    def _follow(self, touched: frozenset[str] | None) -> None:
-        """The registry has changed: the tenants it names (None: all of them) do too."""
-        self.tenancy.follow(self.registry.book, touched)
+    def _admin_parts(self) -> Parts:
+        """What the admin API may ask and change."""
+        given, clock = self.config.unauthenticated, self.clock
+        strangers = Strangers(given.requests_per_minute, given.burst)
+        return Parts(
+            self.registry,
+            Guard(self.registry.book, strangers, now=clock.monotonic, unix_us=clock.unix_us),
+            Fleet(
+                config=lambda: self.tenancy.known,
+                unix_us=clock.unix_us,
+                snapshots=lambda: {pool.name: pool for pool in self._snapshots()},
+                breakers=lambda: self.breakers.snapshot(clock.monotonic()).items(),
+                sellable=self.tenancy.sellable,
+                last_used=dict,
+            ),
+        )
 
     async def _keep_house(self) -> None:
         while True:

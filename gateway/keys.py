@@ -7,7 +7,9 @@ The secret is 256 random bits in base 62 (62^43 > 2^256); the checksum is the CR
 The id is not secret: it finds the record, whose hash then decides. A random 256-bit secret needs no slow hash; with a
 pepper (a secret kept outside the records) a stolen list of hashes cannot even confirm a guess.
 
-Scanners can look for: wb_[a-z0-9]{1,16}_[0-9A-Za-z]{49}
+Credentials of the admin API have the same form behind another prefix, so that neither can pass for the other.
+
+Scanners can look for: wba?_[a-z0-9]{1,16}_[0-9A-Za-z]{49}
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from typing import Final
 
 ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 PREFIX: Final = "wb_"
+ADMIN_PREFIX: Final = "wba_"
 RANDOM_BYTES: Final = 32
 SECRET_LENGTH: Final = 43
 CHECKSUM_LENGTH: Final = 6
-MAX_LENGTH: Final = len(PREFIX) + 16 + 1 + SECRET_LENGTH + CHECKSUM_LENGTH
+MAX_LENGTH: Final = len(ADMIN_PREFIX) + 16 + 1 + SECRET_LENGTH + CHECKSUM_LENGTH
 ID_PATTERN: Final = re.compile(r"[a-z0-9]{1,16}")
 KEY_PATTERN: Final = re.compile(r"wb_([a-z0-9]{1,16})_[0-9A-Za-z]{49}")
+_PATTERNS: Final = {PREFIX: KEY_PATTERN, ADMIN_PREFIX: re.compile(r"wba_([a-z0-9]{1,16})_[0-9A-Za-z]{49}")}
+KEY_TEXT: Final = re.compile(r"wba?_[a-z0-9]{1,16}_[0-9A-Za-z]{49}")
+"""Anything in a text that may be a key."""
 HASH_PATTERN: Final = re.compile(r"(?:sha256|hmac):[0-9a-f]{64}")
 
 
@@ -37,13 +43,13 @@ class ParsedKey:
     id: str
 
 
-def mint(key_id: str, random_bytes: bytes) -> str:
+def mint(key_id: str, random_bytes: bytes, prefix: str = PREFIX) -> str:
     """A new key for `key_id` from 32 bytes of a cryptographic random source. Raises ValueError on a wrong argument."""
     if not ID_PATTERN.fullmatch(key_id):
         raise ValueError("a key id is 1 to 16 of a-z and 0-9")
     if len(random_bytes) != RANDOM_BYTES:
         raise ValueError(f"a key is made of {RANDOM_BYTES} random bytes, not {len(random_bytes)}")
-    body = f"{PREFIX}{key_id}_{_base62(int.from_bytes(random_bytes, 'big'), SECRET_LENGTH)}"
+    body = f"{prefix}{key_id}_{_base62(int.from_bytes(random_bytes, 'big'), SECRET_LENGTH)}"
     return body + checksum(body)
 
 
@@ -52,13 +58,13 @@ def checksum(body: str) -> str:
     return _base62(zlib.crc32(body.encode("ascii")), CHECKSUM_LENGTH)
 
 
-def parse(presented: str | bytes) -> ParsedKey | None:
+def parse(presented: str | bytes, prefix: str = PREFIX) -> ParsedKey | None:
     """The key's id if form and checksum are right, None otherwise, whatever the text or bytes are."""
     if len(presented) > MAX_LENGTH:
         return None
     if isinstance(presented, bytes):
         presented = presented.decode("latin-1")
-    found = KEY_PATTERN.fullmatch(presented)
+    found = _PATTERNS[prefix].fullmatch(presented)
     if found is None or checksum(presented[:-CHECKSUM_LENGTH]) != presented[-CHECKSUM_LENGTH:]:
         return None
     return ParsedKey(found[1])

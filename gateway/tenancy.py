@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from fairqueue.admission import Admission
-from fairqueue.reservations import Reservation
+from fairqueue.reservations import Reservation, Sale
 from gateway import values
 from gateway.clock import Clock
 from gateway.principals import Directory, directory, of_tenant
 from gateway.registry.book import Book
 from gateway.settings import Config
+from gateway.settings_tenants import Reservation as ReservationSettings
 
 
 class Tenancy:
@@ -44,6 +45,11 @@ class Tenancy:
             for record in of_tenant(self.known, name):
                 self.directory.put(record)
         self.keep_reservations(touched)
+
+    def sellable(self, pool: str, tenant: str, terms: ReservationSettings) -> Sale:
+        """Whether a tenant may be sold a part of a pool beside what is sold there, in the capacity measured now."""
+        core, now = self._cores()[pool], self._clock.monotonic()
+        return core.sellable(tenant, values.reservation(terms, core.measured(now), self._clock), now)
 
     def keep_reservations(self, names: Iterable[str] | None = None) -> None:
         """Tells the pools the weights and reservations of tenants (None: all) where they differ from what was told.

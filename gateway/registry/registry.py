@@ -29,8 +29,8 @@ log = logging.getLogger("weighbridge.registry")
 POLL_S: Final = 0.5
 """How often the version is looked at. Two looks and a short load are well inside the promised second."""
 
-Changed = Callable[[frozenset[str] | None], None]
-"""Told which tenants' data plane must follow; None is all of them."""
+Changed = Callable[[Book, frozenset[str] | None], None]
+"""Told, with the book as it is now, which tenants' data plane must follow; None is all of them."""
 
 
 class Registry:
@@ -112,7 +112,7 @@ class Registry:
                 contents = await _load(connection, known, version)
             touched = self.book.take(contents)
             if touched is None or touched:
-                self._changed(touched)
+                self._changed(self.book, touched)
 
     # -- changing ----------------------------------------------------------------------------------------
 
