@@ -46,6 +46,23 @@ class Admission:
         self._express: Item | None = None  # the only waiting item, not in `_waiting` yet
         self._seq = 0
 
+    def reconfigure(self, settings: PoolSettings, now: float) -> list[Refusal]:
+        """Other settings from now on, for what waits, what runs and what comes; no place and no ticket is lost.
+
+        Charges made keep the weights and prices they were made with, what waits is weighed anew, and what runs is
+        settled at the new prices. Returns what smaller bounds drop, as an overflow does; whom a shorter timeout has
+        caught leaves with the next `expire`."""
+        self._join_queue(now)
+        old, self._settings = self._settings, settings
+        self._waiting.reconfigure(settings)
+        self._dispatcher.reconfigure(settings)
+        for replica in self._replicas.values():
+            replica.reconfigure(settings, now)
+            if settings.costs != old.costs:
+                replica.meter.reprice(old.costs, settings.costs)
+        self._recount(now)
+        return self._overflow(now)
+
     # -- replicas ------------------------------------------------------------------------------------------
 
     def set_replica(self, name: str, capacity: Capacity, now: float, *, engine: Capacity | None = None) -> None:
@@ -156,9 +173,12 @@ class Admission:
             waiting.rest(tenant, now)
             return [refusal]
         self._push(item, now)
+        return self._overflow(now, item)
+
+    def _overflow(self, now: float, newest: Item | None = None) -> list[Refusal]:
         return [
-            Refusal(x, Reason.QUEUE_FULL if x is item else Reason.EVICTED, self._predict(f, x, now), detail)
-            for x, f, detail in waiting.overflow(now)
+            Refusal(x, Reason.QUEUE_FULL if x is newest else Reason.EVICTED, self._predict(f, x, now), detail)
+            for x, f, detail in self._waiting.overflow(now)
         ]
 
     def _predict(self, flow: Flow, item: Item, now: float) -> float:
@@ -379,7 +399,7 @@ class Admission:
         flow = ticket._flow
         waiting = self._waiting
         waiting.queues[flow.index].charge(flow, difference / ticket._weight)
-        waiting.classes.charge(flow.index, difference)
+        waiting.classes.charge(flow.index, difference, ticket._class_weight)
         if ticket._rate:
             tenant = flow.tenant
             tenant.clock += difference / ticket._rate
@@ -401,13 +421,15 @@ class Admission:
         return newcomer_wait(self._waiting, tenant, cls, self._dispatcher.rate.value, now)
 
     def seats(self) -> tuple[int, int]:
-        """Seats held and seats there are at the moment, over the usable replicas."""
+        """Seats held and seats there are at the moment, over the usable replicas; 0 where they are still learned."""
         held = limit = 0
+        known = True
         for replica in self._replicas.values():
             if replica.usable:
                 held += replica.seats_held
                 limit += replica.seat_limit
-        return held, limit
+                known = known and replica.seats.value is not None
+        return held, limit if known else 0
 
     def running(self) -> dict[str, int]:
         """Requests in flight by replica."""

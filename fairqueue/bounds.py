@@ -72,6 +72,10 @@ class LongestQueue:
             return tenant
         return None
 
+    def restart(self) -> None:
+        """Every backlog is about to be told anew."""
+        self._heap.clear()
+
     def clear(self) -> None:
         """Nothing waits any more."""
         self._heap.clear()

@@ -17,11 +17,15 @@ class ClassClock:
     __slots__ = ("counters", "virtual", "weights")
 
     def __init__(self, weights: Sequence[float]) -> None:
+        self.reweigh(weights)
+        self.counters = [0.0] * len(weights)
+        self.virtual = 0.0
+
+    def reweigh(self, weights: Sequence[float]) -> None:
+        """Weights from now on; what was charged stays as it was."""
         if any(w <= 0 for w in weights):
             raise ValueError("class weights must be above 0")
         self.weights = tuple(weights)
-        self.counters = [0.0] * len(weights)
-        self.virtual = 0.0
 
     def activate(self, index: int) -> None:
         """The class starts to wait."""
@@ -33,6 +37,6 @@ class ClassClock:
         if self.counters[least] > self.virtual:
             self.virtual = self.counters[least]
 
-    def charge(self, index: int, cost: float) -> None:
-        """Cost granted, or a correction of it."""
-        self.counters[index] += cost / self.weights[index]
+    def charge(self, index: int, cost: float, weight: float) -> None:
+        """Cost granted, or a correction of it, at the weight that the class had at the grant."""
+        self.counters[index] += cost / weight

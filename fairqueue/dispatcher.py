@@ -77,6 +77,11 @@ class Dispatcher:
         """The last look stopped early: another is worth it at once."""
         return self._scan_limit > _SCAN
 
+    def reconfigure(self, settings: PoolSettings) -> None:
+        """Other settings from now on."""
+        self._settings = settings
+        self.room_grew()
+
     def room_grew(self) -> None:
         """Something ended or changed: heads that did not fit may fit now."""
         self._version += 1
@@ -402,7 +407,8 @@ class Dispatcher:
         ticket._surplus = flow.index > 0 and not waiting.queues[0].length
         item.granted += 1
         waiting.queues[flow.index].charge(flow, item.cost / tenant.weight)
-        waiting.classes.charge(flow.index, item.cost)
+        ticket._class_weight = class_weight = waiting.classes.weights[flow.index]
+        waiting.classes.charge(flow.index, item.cost, class_weight)
         if not tenant.inflight:
             waiting.busy(tenant)
         tenant.inflight += 1

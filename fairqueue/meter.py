@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fairqueue.capacity import Figure, Source
 from fairqueue.fit import Load, SpeedFit, solve_load
+from fairqueue.item import Costs
 
 WINDOW_S = 2.0
 _ENOUGH_TOKENS = 20  # in a window, before its mean says anything
@@ -119,6 +120,15 @@ class Meter:
             kv_tokens=kv_tokens,
             seats=seats,
         )
+
+    def reprice(self, old: Costs, new: Costs) -> None:
+        """Costs are counted otherwise from now on: what was measured in the old units, in the new, at the mix seen."""
+        if not self.cost:
+            return
+        prompt, output = round(self.prompt), round(self.output)
+        factor = new.of(prompt, 0, output) / old.of(prompt, 0, output)
+        self.cost *= factor
+        self._samples = {slot: rate * factor for slot, rate in self._samples.items()}
 
     def sample(self, cost_rate: float, now: float) -> None:
         """Capacity measured at this moment, cost units/s."""

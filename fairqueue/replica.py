@@ -90,6 +90,14 @@ class Replica:
         self._fail_left = _NEVER  # and room has only shrunk since
         self.refresh()
 
+    def reconfigure(self, settings: PoolSettings, now: float) -> None:
+        """Other settings from now on; what it holds and what was learned of it stays."""
+        self._settings = settings
+        self.line.allowance_s = settings.prefill_allowance * settings.ttft_slo_s
+        self.scraped.interval_s = settings.scrape_interval_s
+        self.steering.aim_at(settings.tpot_slo_s, now)
+        self.refresh()
+
     # -- capacity ------------------------------------------------------------------------------------------
 
     def configure(self, configured: Capacity | None, engine: Capacity | None) -> None:

@@ -31,6 +31,14 @@ class Steering:
         self.preempted = False  # the engine preempted since the last window
         self.sequences: float | None = None  # side by side, that the fit says meet the objective; None = not known
 
+    def aim_at(self, tpot_slo_s: float, now: float) -> None:
+        """Another objective. What was found out under a stricter one no longer holds, and is found out anew."""
+        if tpot_slo_s > self._tpot_slo_s:
+            self.pace.set_rate(None, 0.0, now)
+            self.net.factor = max(self.net.factor, 1.0)
+            self.sequences = None
+        self._tpot_slo_s = tpot_slo_s
+
     def close_window(
         self,
         now: float,

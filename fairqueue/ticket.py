@@ -19,6 +19,7 @@ class Ticket(Running):
 
     __slots__ = (
         "_charged",
+        "_class_weight",
         "_flow",
         "_kv",
         "_last_at",
@@ -41,6 +42,7 @@ class Ticket(Running):
     _replica: Replica
     _flow: Flow
     _weight: float  # the tenant's at dispatch: corrections use the same
+    _class_weight: float  # its class's, likewise
     _charged: float  # cost units charged so far
     _paid_tokens: int  # output tokens that `_charged` covers
     _rate: float  # the reservation rate if granted by guarantee, else 0

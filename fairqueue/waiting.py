@@ -42,6 +42,41 @@ class Waiting:
         self.cost = 0.0  # their cost units
         self._idle: dict[str, float] = {}  # tenants with nothing waiting or in flight, by since when; oldest first
 
+    def reconfigure(self, settings: PoolSettings) -> None:
+        """Other settings: classes are weighed anew, and what waits gets its cost and its time anew. O(n)."""
+        old, self._settings = self._settings, settings
+        self.classes.reweigh([settings.class_weights[c] for c in CLASSES])
+        if old.costs == settings.costs and old.queue_timeouts_s == settings.queue_timeouts_s:
+            return
+        self.expiry.clear()
+        self.longest.restart()
+        self.cost = 0.0
+        for queue in self.queues:
+            queue.backlog = 0.0
+        for tenant in self.tenants.values():
+            tenant.backlog = 0.0
+            for flow in tenant.flows:
+                if flow is not None and flow.items:
+                    self._weigh(flow)
+            if tenant.waiting:
+                self.longest.grew(tenant)
+
+    def _weigh(self, flow: Flow) -> None:
+        """Cost and time of all that waits in one flow, and the sums above it."""
+        settings = self._settings
+        timeout = settings.queue_timeouts_s[CLASSES[flow.index]]
+        backlog = 0.0
+        for item in flow.items.values():
+            demand = item.demand
+            item.cost = settings.costs.of(demand.prompt_tokens, demand.cached_tokens, demand.output_tokens)
+            item.expires = min(item.deadline, item.arrived + timeout)
+            self.expiry.add(item, self.length)
+            backlog += item.cost
+        flow.backlog = backlog
+        flow.tenant.backlog += backlog
+        self.queues[flow.index].backlog += backlog
+        self.cost += backlog
+
     def flow_of(self, item: Item) -> Flow:
         """The flow an item belongs to; made when new."""
         tenant = self.tenants.get(item.tenant)

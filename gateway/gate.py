@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from fairqueue.admission import Admission, Ticket
+from fairqueue.admission import Admission, PoolSettings, Ticket
 from fairqueue.item import Item, Reason, Refusal
 
 
@@ -138,6 +138,12 @@ class Gate:
         for item, _ in list(self._waiting.values()):
             if self.core.cancel(item, now):
                 self._refuse([Refusal(item, Reason.NO_REPLICA, 0.0, "every replica of the pool has become unusable")])
+
+    def reconfigure(self, settings: PoolSettings) -> None:
+        """Other settings from now on; who waits keeps the place, unless smaller bounds leave none."""
+        now = self._clock()
+        self._refuse(self.core.reconfigure(settings, now))
+        self._pump(now)
 
     def pump(self) -> None:
         """Grants what can be granted now; call after anything that may have made room."""

@@ -257,7 +257,7 @@ def test_a_class_earns_nothing_while_it_has_nothing_to_do() -> None:
     clock.activate(1)
     for _ in range(50):
         clock.follow(1)
-        clock.charge(1, 1000.0)
+        clock.charge(1, 1000.0, 1.0)
     clock.activate(0)
     assert clock.counters[0] == clock.virtual == 49_000.0
     with pytest.raises(ValueError, match="above 0"):
