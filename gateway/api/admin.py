@@ -25,12 +25,14 @@ from gateway.api.admin_call import MERGE_PATCH, PREFIX, Answer, Call, Replay, Ro
 from gateway.api.admin_fleet import Fleet
 from gateway.api.admin_openapi import document
 from gateway.api.problems import Problem, from_http, from_validation
+from gateway.keys import KEY_TEXT
 from gateway.registry import tables
 from gateway.registry.database import Unavailable
 from gateway.registry.registry import Registry
 
 log = logging.getLogger("weighbridge.admin")
 
+_REQUEST_ID: Final = web.RequestKey("request_id", str)
 OPENAPI: Final = PREFIX + "/openapi.json"
 ROUTES: Final[tuple[Route, ...]] = (
     *admin_tenants.ROUTES,
@@ -71,7 +73,7 @@ async def _problems(
     """Turns every error below /admin/ into a problem detail."""
     if not request.path.startswith("/admin/"):
         return await handler(request)
-    request_id = request["request_id"] = "adm_" + secrets.token_hex(10)
+    request_id = request[_REQUEST_ID] = "adm_" + secrets.token_hex(10)
     try:
         answer: web.StreamResponse = await handler(request)
         return answer
@@ -105,6 +107,7 @@ def _served(
         names = dict(request.match_info)
         _authorise(route, who, names)
         raw = await request.read()
+        _no_key_in(request, raw)
         call = Call(
             parts=parts,
             registry=parts.registry,
@@ -114,7 +117,7 @@ def _served(
             body=_body(route, request, raw),
             if_match=request.headers.get("if-match"),
             address=address,
-            request_id=request["request_id"],
+            request_id=request[_REQUEST_ID],
             path=request.path,
         )
         key = request.headers.get("idempotency-key") if route.method == "POST" else None
@@ -144,6 +147,13 @@ def _authorise(route: Route, who: Who, names: dict[str, str]) -> None:
 def unknown_tenant(name: str) -> Problem:
     """The same answer whether it does not exist or is not the caller's to see."""
     return admin_tenants.unknown(name)
+
+
+def _no_key_in(request: web.Request, raw: bytes) -> None:
+    """A key has no place but in the authorization header: whatever else it is put into is kept, shown and logged."""
+    for text in (request.path_qs, request.headers.get("idempotency-key", ""), raw.decode(errors="replace")):
+        if KEY_TEXT.search(text):
+            raise Problem(422, "holds_a_key", "This holds an API key; keys are kept nowhere in clear.")
 
 
 def _query(request: web.Request) -> dict[str, str]:
@@ -223,7 +233,7 @@ async def _earlier(call: Call, replay: Replay) -> Answer | None:
 
 
 async def _send(request: web.Request, answer: Answer) -> web.StreamResponse:
-    headers = {"x-request-id": request["request_id"], "cache-control": "no-store", **answer.headers}
+    headers = {"x-request-id": request[_REQUEST_ID], "cache-control": "no-store", **answer.headers}
     if answer.location is not None:
         headers["location"] = answer.location
     if answer.etag is not None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from gateway.keys import KEY_TEXT
 from gateway.settings_base import ModelTable, Name, NameTable, Positive, Settings
 from gateway.settings_pools import Isolation
 from gateway.settings_tenants import ClassName, Limits, ModelPattern, Policy, Reservation
@@ -19,14 +18,7 @@ Source = Literal["file", "registry"]
 RoleName = Literal["operator", "auditor", "tenant_admin"]
 
 
-def _no_key(value: str) -> str:
-    if KEY_TEXT.search(value):
-        raise ValueError("holds an API key; keys are kept nowhere in clear")
-    return value
-
-
-Label = Annotated[str, Field(max_length=200), AfterValidator(_no_key)]
-Id = Annotated[str, Field(pattern="^[a-z0-9]{1,16}$")]
+Label = Annotated[str, Field(max_length=200)]
 
 
 class Body(Settings):

@@ -66,7 +66,7 @@ class Change:
         if found is None:
             return None
         query = select(terms.c.pool, terms.c.terms).where(terms.c.tenant == name)
-        return rows.tenant(found, dict((await self.connection.execute(query)).tuples().all()))
+        return rows.tenant(found, {row.pool: row.terms for row in await self.connection.execute(query)})
 
     async def key(self, key_id: str) -> KeyRow | None:
         """A key of the database, whoever's it is."""
