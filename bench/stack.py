@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 from gateway import keys
 
@@ -29,11 +31,14 @@ def process(command: list[str], ready: str, cpus: str) -> Iterator[tuple[subproc
     started = subprocess.Popen(
         [*pin(cpus), sys.executable, *command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
+    rest = Thread(target=deque, args=(started.stderr, 0), daemon=True)
     try:
         assert started.stderr is not None
         for line in started.stderr:
             match = re.search(ready, line)
             if match:
+                # whatever else it says is read and dropped: a full pipe would hold it up
+                rest.start()
                 yield started, match
                 break
         else:
@@ -44,6 +49,9 @@ def process(command: list[str], ready: str, cpus: str) -> Iterator[tuple[subproc
             started.wait(10)
         except subprocess.TimeoutExpired:
             started.kill()
+            started.wait()
+        if rest.ident is not None:
+            rest.join()
         if started.stderr is not None:
             started.stderr.close()
 
