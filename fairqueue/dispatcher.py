@@ -172,7 +172,8 @@ class Dispatcher:
         """Phase 2: classes and tenants by their counters, past heads that do not fit."""
         waiting = self._waiting
         queues = waiting.queues
-        counters = waiting.classes.counters
+        classes = waiting.classes
+        counters = classes.counters
         aside: list[Item] = []
         least: list[Flow | None] = [None] * len(queues)
         limit = self._scan_limit
@@ -204,9 +205,13 @@ class Dispatcher:
             least_flow = least[index] or front
             if queue.virtual < least_flow.counter:
                 queue.virtual = least_flow.counter
-            waiting.follow_classes()
-            tickets.append(self._grant_waiting(item, replica, now, False))
-            self._pass(aside, item, replicas)
+            if aside:
+                waiting.follow_classes()
+                tickets.append(self._grant_waiting(item, replica, now, False))
+                self._pass(aside, item, replicas)
+            else:  # the short way, as no class and no head was passed
+                classes.follow(index)
+                tickets.append(self._grant_waiting(item, replica, now, False))
             if replica in replicas and not replica.is_open(now):
                 replicas.remove(replica)
         for item in aside:
@@ -409,7 +414,7 @@ class Dispatcher:
         waiting.queues[flow.index].charge(flow, item.cost / tenant.weight)
         ticket._class_weight = class_weight = waiting.classes.weights[flow.index]
         waiting.classes.charge(flow.index, item.cost, class_weight)
-        if not tenant.inflight:
+        if not tenant.inflight and not tenant.waiting:  # who waits is not at rest
             waiting.busy(tenant)
         tenant.inflight += 1
         ticket._rate = 0.0

@@ -204,13 +204,15 @@ class Pace:
 
     def take(self, tokens: int, now: float) -> None:
         if self.rate is not None:
-            self._settle(now)
+            if now > self._at:
+                self._settle(now)
             self._level -= tokens
 
     def is_open(self, now: float) -> bool:
         if self.rate is None:
             return True
-        self._settle(now)
+        if now > self._at:
+            self._settle(now)
         return self._level >= -_ROUNDING
 
     def opens_at(self, now: float) -> float:

@@ -283,9 +283,11 @@ class Replica:
             return False
         if not self.inflight:
             return self.seats.value != 0  # the watchdog: an empty replica takes what it is given
-        if self._seats_full(now):
+        if self.seats_held >= self.seat_limit if self.scraped.last is None else self._seats_full(now):
             return False
-        return not self._settings.engine or (self.line.is_open(now) and self.pace.is_open(now))
+        if not self._settings.engine:
+            return True
+        return (not self.line.waiting or self.line.is_open(now)) and (self.pace.rate is None or self.pace.is_open(now))
 
     def _seats_full(self, now: float) -> bool:
         """Whether its sequences, others' included while a scrape tells of them, use up the limit."""
@@ -336,7 +338,10 @@ class Replica:
         if kv is None:
             return True
         ledger = self.ledger
-        need = ledger.need(demand.prompt_tokens, demand.cached_tokens, item.affinity)
+        if item.affinity is None:
+            need = demand.prompt_tokens + ledger.block_tokens - 1
+        else:
+            need = ledger.need(demand.prompt_tokens, demand.cached_tokens, item.affinity)
         left = item.left
         if need >= self._fail_need and left >= self._fail_left:
             return False
