@@ -82,6 +82,7 @@ class _Parts:
     watcher: Watcher
     session: aiohttp.ClientSession
     polled: set[str]  # replicas that have been polled at least once
+    settings: PoolSettings  # of the gate, as last told
 
 
 class App:
@@ -329,7 +330,11 @@ class App:
             members = Replicas(random.random, ttft_slo_s=settings.ttft_slo_s)
             chooser = Chooser(random.random, replicas=members)
             gate = Gate(self._make_admission(settings, chooser), self.clock.monotonic)
-            parts = self.pools[name] = self._new_parts(name, pool, gate, members, chooser)
+            parts = self.pools[name] = self._new_parts(name, pool, gate, members, chooser, settings)
+        elif parts.settings != settings:
+            parts.watcher.every(settings.scrape_interval_s)
+            parts.gate.reconfigure(settings)
+            parts.settings = settings
         addresses = values.places(pool)
         gate, members = parts.gate, parts.members
         for gone in {replica.name for replica in gate.core.snapshot(now).replicas} - addresses.keys():
@@ -362,7 +367,9 @@ class App:
             extra=pool.extra(),
         )
 
-    def _new_parts(self, name: str, pool: Pool, gate: Gate, members: Replicas, chooser: Chooser) -> _Parts:
+    def _new_parts(
+        self, name: str, pool: Pool, gate: Gate, members: Replicas, chooser: Chooser, settings: PoolSettings
+    ) -> _Parts:
         key = pool.key.get_secret_value() if pool.key is not None else None
         session = aiohttp.ClientSession()
         polled: set[str] = set()
@@ -375,12 +382,12 @@ class App:
             aiohttp_get(session, {"authorization": f"Bearer {key}"} if key is not None else None),
             seen,
             random.random,
-            WatchSettings(interval_s=pool.poll_ms / 1000),
+            WatchSettings(interval_s=settings.scrape_interval_s),
             self.clock.monotonic,
         )
         if self._ready:  # a pool that a reload brings
             self._spawn(watcher.start())
-        return _Parts(gate, members, chooser, watcher, session, polled)
+        return _Parts(gate, members, chooser, watcher, session, polled, settings)
 
     def _retire(self, name: str, now: float) -> None:
         """A pool is gone from the config: no new work there, its tickets end as usual."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -101,6 +101,10 @@ class Watcher:
         self.sink_errors = 0
         """Calls of `sink` that raised; the watch goes on."""
         self.last_sink_error: str | None = None
+
+    def every(self, interval_s: float) -> None:
+        """Another interval between polls, from the next one on."""
+        self._settings = replace(self._settings, interval_s=interval_s)
 
     def add(self, watched: Watched) -> None:
         """Watch one more replica, or the same name anew. Polls begin at once if started."""

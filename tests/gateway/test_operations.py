@@ -91,6 +91,42 @@ async def test_a_reload_under_load_touches_no_running_request() -> None:
         await stack.at_rest()
 
 
+async def test_a_reload_changes_how_a_living_pool_admits_and_who_waits_keeps_the_place() -> None:
+    async with running(config_changes={"pool": "capacity: {seats: 1}"}) as stack:
+        stream = asyncio.create_task(stack.post(stack.chat(stream=True, max_tokens=1000)))
+        await until(lambda: stack.engines[0].engine.running == 1)
+        gate = stack.app.pools["local"].gate
+        waiting = [asyncio.create_task(stack.post(stack.chat(max_tokens=2))) for _ in range(3)]
+        await until(lambda: gate.waiting == 3)
+        text = settings_text(stack.engines, None, pool="capacity: {seats: 1}\n    queue: {requests: 2}")
+        stack.app.reload(config.parse(text, "new.yaml", {}).config)
+        # The bound holds for who waits already: the newest leaves, told why, and the others stay.
+        assert gate.waiting == 2
+        ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        ((status, headers, body),) = [task.result() for task in ended]
+        assert (status, headers["retry-after"]) == (503, "1")
+        message = "3 requests of cost 90 wait; tenant alice has the longest queue for its weight: 3 of cost 90"
+        assert orjson.loads(body)["error"]["message"] == message
+        # Two seats now, and other objectives: one of those who wait goes at once.
+        wider = text.replace("{seats: 1}", "{seats: 2}").replace("tpot_ms: 100", "tpot_ms: 50")
+        stack.app.reload(config.parse(wider, "new.yaml", {}).config)
+        await asyncio.gather(*waiting)
+        assert not stream.done()
+        assert sorted(task.result()[0] for task in waiting) == [200, 200, status]
+        # A shorter timeout catches the next one that waits.
+        long = asyncio.create_task(stack.post(stack.chat(stream=True, max_tokens=600)))
+        await until(lambda: stack.engines[0].engine.running == 2)
+        late = asyncio.create_task(stack.post(stack.chat(max_tokens=2)))
+        await until(lambda: gate.waiting == 1)
+        short = wider + "classes: {interactive: {weight: 100, queue_timeout_ms: 50}}\n"
+        stack.app.reload(config.parse(short, "new.yaml", {}).config)
+        assert (await late)[0] == 503
+        for task in (stream, long):
+            status, _, body = await task
+            assert (status, body.endswith(b"data: [DONE]\n\n")) == (200, True)
+        await stack.at_rest()
+
+
 async def test_a_bad_file_changes_nothing(tmp_path: Path) -> None:
     async with running() as stack:
         path = tmp_path / "weighbridge.yaml"
