@@ -2,8 +2,8 @@
 
 Prints microseconds per operation, median and mean without the slowest hundredth (on a shared machine those are the
 times when another process ran), and the goal for the median; exit code 1 if one is missed. Run with
-`python -m bench.fairqueue`, on a busy machine under `taskset -c 1`. What was built before the clock starts is frozen out
-of the garbage collector, as a long-running gateway's state is.
+`python -m bench.fairqueue`, on a busy machine under `taskset -c 1`. What was built before the clock starts is frozen
+out of the garbage collector, as a long-running gateway's state is.
 """
 
 from __future__ import annotations
