@@ -78,3 +78,17 @@ class Exchange(Protocol):
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
+
+
+def path_of(target: str) -> str:
+    """The path of a request's target without its query: of `/path?query` as of `http://host/path?query`.
+
+    "" when it is neither; `*` (all of the server) is itself.
+    """
+    path = target.partition("?")[0]
+    if path[:1] == "/" or path == "*":
+        return path
+    scheme, mark, rest = path.partition("://")
+    if not mark or scheme.lower() not in ("http", "https"):
+        return ""
+    return rest[rest.find("/") :] if "/" in rest else "/"
