@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.api.lean_connection import Dates, Connection, Limits
+from gateway.api.lean_connection import Connection, Dates, Limits
 from gateway.api.seam import BodyTooLarge, BodyTooSlow, Exchange, Handler
 
 LIMIT = 10_000  # bytes of a body the handlers here take
