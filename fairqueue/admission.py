@@ -431,9 +431,9 @@ class Admission:
                 known = known and replica.seats.value is not None
         return held, limit if known else 0
 
-    def running(self) -> dict[str, int]:
-        """Requests in flight by replica."""
-        return {name: replica.inflight for name, replica in self._replicas.items()}
+    def patience_s(self, cls: RequestClass) -> float:
+        """Seconds that a request of this class may wait."""
+        return self._settings.queue_timeouts_s[cls]
 
     def next_wake(self, now: float) -> float | None:
         """When `dispatch` or `expire` is worth calling although nothing happens; None = only after an event."""

@@ -25,7 +25,6 @@ from prometheus_client.core import Metric
 from redis.asyncio import Redis
 
 from fairqueue.admission import Admission, Choose, PoolSettings, PoolSnapshot
-from fairqueue.capacity import Capacity, Scrape
 from gateway import config as config_file
 from gateway import values
 from gateway.accept import Doorman
@@ -38,7 +37,10 @@ from gateway.clock import Clock
 from gateway.dispatch import Dispatcher
 from gateway.estimate import Estimator
 from gateway.gate import Gate
+from gateway.leaving import Leaving
 from gateway.lifecycle import Lifecycle
+from gateway.lora import Loras
+from gateway.polled import Polled
 from gateway.registry.bell import Bell
 from gateway.registry.database import MEMORY, Database
 from gateway.registry.registry import Registry
@@ -47,19 +49,23 @@ from gateway.settings import Config
 from gateway.settings_models import Model
 from gateway.settings_pools import Pool
 from gateway.settle import Settler
+from gateway.spillway import Spillway
 from gateway.strangers import Strangers
-from gateway.telemetry import families, logs
+from gateway.telemetry import families, logs, routes
 from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.page import Page
 from gateway.tenancy import Tenancy
 from gateway.world import ModelEntry, ModelPrices, PoolEntry, World
-from providers.balance import Chooser
+from providers.adapters import Adapters
+from providers.balance import BalanceSettings, Chooser
 from providers.breaker import Breakers
 from providers.ejection import Replicas
 from providers.kinds import kind_named
+from providers.prefix import PrefixIndex
 from providers.retry import RetryRatios
+from providers.spill import Spill
 from providers.transport import Transport
-from providers.watch import Observation, Watcher, WatchSettings, aiohttp_get
+from providers.watch import Watcher, WatchSettings, aiohttp_get, aiohttp_post
 from ratelimit.redis_connect import connect
 from ratelimit.redis_store import RedisLimiter
 from ratelimit.store import LocalLimiter, StoreMode
@@ -78,10 +84,9 @@ class _Parts:
 
     gate: Gate
     members: Replicas
-    chooser: Chooser
+    polled: Polled
     watcher: Watcher
     session: aiohttp.ClientSession
-    polled: set[str]  # replicas that have been polled at least once
     settings: PoolSettings  # of the gate, as last told
 
 
@@ -116,6 +121,7 @@ class App:
             self._bell = Bell(self._store, self.registry.wake)
             self.registry.announce = self._bell.ring
         self.transport = Transport()
+        self.leaving = Leaving()
         self.strangers = Strangers(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
         self.breakers = Breakers(random.random, values.breaker(config.failover))
         self.pools: dict[str, _Parts] = {}
@@ -134,7 +140,7 @@ class App:
             log=self._log,
         )
         retry = values.retry(config.failover)
-        routing = Routing(
+        self.routing = Routing(
             clock=self.clock,
             uniform=random.random,
             breakers=self.breakers,
@@ -149,9 +155,10 @@ class App:
             dispatcher=Dispatcher(
                 clock=self.clock,
                 transport=self.transport,
-                routing=routing,
+                routing=self.routing,
                 settler=settler,
                 instruments=self.instruments,
+                leaving=self.leaving,
             ),
             settler=settler,
             instruments=self.instruments,
@@ -232,6 +239,7 @@ class App:
         await parts.watcher.stop()
         await parts.session.close()
         parts.gate.close()
+        parts.polled.spillway.close()
 
     async def _first_polls(self) -> None:
         """Waits until every watched replica was polled once, so that the first request meets known capacity."""
@@ -241,7 +249,7 @@ class App:
                 replica.name
                 for name, pool in self.config.pools.items()
                 for replica in pool.replicas
-                if replica.name not in self.pools[name].polled
+                if replica.name not in self.pools[name].polled.seen
             ]
             if not waiting:
                 return
@@ -270,6 +278,7 @@ class App:
         self.registry.book.declare(config)
         self.tenancy.declare(self.registry.book)
         self.lifecycle.world = self._world(config)
+        self.routing.retain(self.lifecycle.world)
         self.strangers.resize(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
         self.config = config
         self.instruments.reloads["applied"] += 1
@@ -297,6 +306,8 @@ class App:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self.clock.resync()
             self.tenancy.keep_reservations()
+            for parts in self.pools.values():
+                parts.polled.keep(self.clock.monotonic())
             if isinstance(self.limiter, LocalLimiter):
                 self.limiter.sweep_now(self.clock.unix_us())
 
@@ -327,32 +338,28 @@ class App:
         settings = values.pool_settings(name, pool, config)
         parts = self.pools.get(name)
         if parts is None:
-            members = Replicas(random.random, ttft_slo_s=settings.ttft_slo_s)
-            chooser = Chooser(random.random, replicas=members)
-            gate = Gate(self._make_admission(settings, chooser), self.clock.monotonic)
-            parts = self.pools[name] = self._new_parts(name, pool, gate, members, chooser, settings)
+            parts = self.pools[name] = self._new_parts(name, pool, settings)
         elif parts.settings != settings:
             parts.watcher.every(settings.scrape_interval_s)
             parts.gate.reconfigure(settings)
+            parts.polled.spillway.reconfigure(values.line(settings), settings.costs)
             parts.settings = settings
-        addresses = values.places(pool)
-        gate, members = parts.gate, parts.members
-        for gone in {replica.name for replica in gate.core.snapshot(now).replicas} - addresses.keys():
-            gate.core.remove_replica(gone, now)
-            members.remove(gone, now)
+        addresses, polled = values.places(pool), parts.polled
+        for gone in {replica.name for replica in parts.gate.core.snapshot(now).replicas} - addresses.keys():
+            polled.remove(gone, now)
             self._spawn(parts.watcher.remove(gone))
         for replica in addresses:
-            gate.core.set_replica(replica, values.capacity(pool), now)
-            members.add(replica, now)
-        parts.chooser.set_replicas(list(addresses))
+            polled.add(replica, values.capacity(pool), now)
+        polled.chooser.set_replicas(list(addresses))
+        values.equip(polled.loras, pool)
         for watched in values.watched(pool):
             parts.watcher.add(watched)
         return PoolEntry(
             name=name,
             kind=kind_named(pool.kind),
-            gate=gate,
-            members=members,
-            chooser=parts.chooser,
+            gate=parts.gate,
+            members=parts.members,
+            chooser=polled.chooser,
             replicas=addresses,
             credentials=values.credentials(pool),
             region=pool.domain()[1],
@@ -363,31 +370,39 @@ class App:
             ttft_slo_s=settings.ttft_slo_s,
             isolation=pool.isolation,
             gather=pool.gather,
+            bills_on=values.bills_on(pool),
             adapters=values.adapters(pool),
             extra=pool.extra(),
+            loras=polled.loras if pool.adapters else None,
+            spillway=polled.spillway if name in values.spilled_to(config) else None,
         )
 
-    def _new_parts(
-        self, name: str, pool: Pool, gate: Gate, members: Replicas, chooser: Chooser, settings: PoolSettings
-    ) -> _Parts:
+    def _new_parts(self, name: str, pool: Pool, settings: PoolSettings) -> _Parts:
         key = pool.key.get_secret_value() if pool.key is not None else None
-        session = aiohttp.ClientSession()
-        polled: set[str] = set()
-
-        def seen(observation: Observation) -> None:
-            polled.add(observation.replica)
-            self._observed(name, observation)
-
-        watcher = Watcher(
-            aiohttp_get(session, {"authorization": f"Bearer {key}"} if key is not None else None),
-            seen,
-            random.random,
-            WatchSettings(interval_s=settings.scrape_interval_s),
-            self.clock.monotonic,
+        headers = {"authorization": f"Bearer {key}"} if key is not None else None
+        session, clock = aiohttp.ClientSession(), self.clock
+        members, index, held = Replicas(random.random, ttft_slo_s=settings.ttft_slo_s), PrefixIndex(), Adapters()
+        balance = BalanceSettings(instances=1 if self.config.redis is None else 2)
+        chooser = Chooser(random.random, balance, index=index, replicas=members, adapters=held)
+        gate = Gate(self._make_admission(settings, chooser), clock.monotonic)
+        line = Gate(Admission(values.line(settings)), clock.monotonic)
+        polled = Polled(
+            name=name,
+            clock=clock,
+            routing=self.routing,
+            gate=gate,
+            members=members,
+            chooser=chooser,
+            index=index,
+            loras=Loras(name, held, aiohttp_post(session, headers), clock, self._spawn),
+            spillway=Spillway(name, Spill(), line, gate, clock, settings.costs),
+            balance=balance,
         )
+        watch = WatchSettings(interval_s=settings.scrape_interval_s)
+        watcher = Watcher(aiohttp_get(session, headers), polled.take, random.random, watch, clock.monotonic)
         if self._ready:  # a pool that a reload brings
             self._spawn(watcher.start())
-        return _Parts(gate, members, chooser, watcher, session, polled, settings)
+        return _Parts(gate, members, polled, watcher, session, settings)
 
     def _retire(self, name: str, now: float) -> None:
         """A pool is gone from the config: no new work there, its tickets end as usual."""
@@ -405,6 +420,7 @@ class App:
             prices=prices,
             owned_by="weighbridge",
             created=self._started,
+            continuation=model.continuation,
         )
 
     # -- what is seen from outside -----------------------------------------------------------------------
@@ -430,6 +446,8 @@ class App:
             if not parts.members.any_usable(now)
         ]
         degraded += [f"pool {key.provider} refuses our configuration: {why}" for key, why in self.breakers.barred()]
+        for parts in self.pools.values():
+            degraded += parts.polled.loras.problems()
         return Readiness(tuple(reasons), tuple(degraded))
 
     def _snapshots(self) -> Iterable[PoolSnapshot]:
@@ -438,38 +456,11 @@ class App:
 
     def _extra_metrics(self) -> Iterable[Metric]:
         yield from families.limits(self.limiter)
-        yield from families.breakers(self.breakers, self.clock.monotonic())
-
-    def _observed(self, pool: str, seen: Observation) -> None:
-        """A replica was polled: its health and its figures go to those who decide by them."""
-        parts = self.pools.get(pool)
-        if parts is None:
-            return
-        core, now = parts.gate.core, self.clock.monotonic()
-        parts.members.polled(seen.replica, seen.healthy, now)
-        figures = seen.figures
-        if figures is not None:
-            core.set_engine(
-                seen.replica,
-                Capacity(
-                    seats=figures.max_seqs,
-                    kv_tokens=figures.kv_tokens_total,
-                    block_tokens=figures.block_tokens or 16,
-                ),
-                now,
-            )
-            core.observe(
-                seen.replica,
-                Scrape(
-                    at=seen.at,
-                    running=figures.running,
-                    waiting=figures.waiting,
-                    kv_used_ratio=figures.kv_used_ratio,
-                    preemptions_total=figures.preemptions_total,
-                ),
-                now,
-            )
-        parts.gate.usable(parts.members.usable(now))
+        now = self.clock.monotonic()
+        yield from families.breakers(self.breakers, now)
+        yield from routes.spill({name: parts.polled.spillway for name, parts in self.pools.items()}, now)
+        yield from routes.adapters({name: parts.polled.loras for name, parts in self.pools.items()})
+        yield from routes.continuations(self.instruments)
 
 
 def _request_ids() -> Callable[[], str]:

@@ -112,6 +112,58 @@ def replicas(config: Config) -> Iterator[Finding]:
                     )
 
 
+def loops(config: Config) -> Iterator[Finding]:
+    """No pool leads back to this gateway: a request would go round until its time is over."""
+    port, host = config.listen.port, config.listen.host
+    for name, pool in config.pools.items():
+        for place, url in pool.addresses():
+            parts = parse_url(url)
+            named = parts.hostname or ""
+            here = named == host or is_loopback_host(named)
+            if here and port and port == (parts.port or (443 if parts.scheme == "https" else 80)):
+                where = ("account", "url") if pool.account is not None else ("replicas",)
+                yield Finding(("pools", name, *where), f"{place!r} is this gateway's own address: a request would loop")
+
+
+def adapters(config: Config) -> Iterator[Finding]:
+    """Adapters fit what the engines were started for, and those that are to be loaded can be."""
+    for name, pool in config.pools.items():
+        lora = pool.lora
+        for adapter_name, adapter in pool.adapters.items():
+            path = ("pools", name, "adapters", adapter_name)
+            if adapter.source is not None and FACTS[pool.kind].adapter_paths is None:
+                loading = sorted(kind for kind, facts in FACTS.items() if facts.adapter_paths is not None)
+                yield Finding(
+                    (*path, "source"),
+                    f"kind {pool.kind!r} loads no adapter while it runs; these do: {', '.join(loading)}",
+                )
+            if adapter.rank is not None and lora.max_rank is not None and adapter.rank > lora.max_rank:
+                yield Finding(
+                    (*path, "rank"), f"{adapter.rank} is more than the engines take (lora.max_rank: {lora.max_rank})"
+                )
+            if None not in (adapter.base, lora.base) and adapter.base != lora.base:
+                yield Finding(
+                    (*path, "base"), f"{adapter.base!r} is not what the pool serves (lora.base: {lora.base!r})"
+                )
+        yield from _crowded(name, pool)
+
+
+def _crowded(name: str, pool: Pool) -> Iterator[Finding]:
+    """Adapters that stay must fit beside each other, and leave room for those that come and go."""
+    slots = pool.lora.slots
+    if slots is None:
+        return
+    for replica in pool.replicas:
+        here = [a for a in pool.adapters.values() if not a.replicas or replica.name in a.replicas]
+        staying = sum(adapter.source is None for adapter in here)
+        if staying > slots or (staying == slots and len(here) > staying):
+            more = ", and others are to be loaded" if staying == slots else ""
+            yield Finding(
+                ("pools", name, "lora", "slots"), f"{slots}, but {staying} adapters stay on {replica.name}{more}"
+            )
+            return
+
+
 def timers(config: Config) -> Iterator[Finding]:
     """connect < first token < total, stall < total, and the TTFT target inside its timer."""
     for name, pool in config.pools.items():
@@ -166,6 +218,8 @@ RULES: Final[tuple[Rule, ...]] = (
     rule(kinds, "pools"),
     rule(upstreams, "pools"),
     rule(replicas, "pools"),
+    rule(adapters, "pools"),
+    rule(loops, "pools", "listen"),
     rule(timers, "pools"),
     rule(isolation, "pools", "tenants"),
     rule(unused, "pools", "models"),

@@ -1,13 +1,14 @@
 """From plan to answer: targets in order, a ticket at each, one attempt after the other until one serves.
 
 Before the first byte to the client a failure moves on: to another replica, another credential or the
-next target, as the attempt budget allows. After it, the failure belongs to the caller to know.
+next target, as the attempt budget allows. After it a stream may go on from another replica, where its
+engine can continue a partial answer; else the failure belongs to the caller to know.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from itertools import groupby
 
 from fairqueue.admission import Ticket
 from fairqueue.item import Demand, Item, RequestClass
@@ -15,27 +16,27 @@ from fairqueue.item import Reason as QueueReason
 from gateway.accept import Accepted
 from gateway.api.seam import ClientGone, Exchange, Headers
 from gateway.clock import Clock
+from gateway.continuation import CURABLE, TERMINATOR, Continuation, Transcript, continuable
 from gateway.endings import after_failure, after_first_byte, from_queue, gone
 from gateway.gate import QueueRefused
 from gateway.interrupt import Interrupt, Reason
 from gateway.leaving import Leaving
+from gateway.lora import NotHere
 from gateway.needs import nobody
-from gateway.outcomes import Refused
+from gateway.outcomes import Outcome, Refused
+from gateway.progress import Progress, Run, refusal_of
 from gateway.record import Attempt, Phase, Record
 from gateway.relay import Broken, describe, relay
-from gateway.routing import Routing, Way
+from gateway.routing import Routing
 from gateway.settle import Settler
 from gateway.telemetry.instruments import Instruments
 from gateway.world import PoolEntry
-from providers.exchange import Call, Failure, FailureKind, Outgoing, Reader, Unsupported, Usage
+from providers.exchange import Failure, FailureKind, Outgoing, Unsupported
 from providers.ingress import in_words_of
 from providers.openai import gatherable
-from providers.retry import AttemptBudget, Step
+from providers.retry import Step
 from providers.route import Leg, other_domain_first
 from providers.transport import Answer, Transport, TransportError
-
-_PROGRESS_EVERY = 8  # output tokens between reports to admission, which learns the engine's speed from them
-_TOO_MANY = 429
 
 _SSE: Headers = (
     ("content-type", "text/event-stream"),
@@ -43,22 +44,6 @@ _SSE: Headers = (
     ("x-accel-buffering", "no"),
 )
 _JSON: Headers = (("content-type", "application/json"),)
-_MOST_ERROR_BYTES = 64 * 1024
-
-
-@dataclass(slots=True)
-class _Run:
-    """One request on its way through attempts; what its steps share."""
-
-    http: Exchange
-    accepted: Accepted
-    record: Record
-    interrupt: Interrupt
-    budget: AttemptBudget
-    legs: list[Leg]  # of the plan, not yet tried
-    failed_replicas: dict[str, frozenset[str]] = field(default_factory=dict)  # by pool
-    failed_credentials: dict[str, frozenset[str]] = field(default_factory=dict)  # by pool
-    last: Refused | None = None  # what the caller is told when nothing else works
 
 
 class Dispatcher:
@@ -90,31 +75,108 @@ class Dispatcher:
         longest = max([accepted.world.pools[leg.target.pool].total_s for leg in plan.legs])
         interrupt.deadline(longest)
         budget = self._routing.budget(accepted, now, record.phases.started + longest)
-        run = _Run(http, accepted, record, interrupt, budget, plan.legs)
+        run = Run(http, accepted, record, interrupt, budget, plan.legs)
         while run.legs:
             leg, run.legs = run.legs[0], run.legs[1:]
             if await self._leg(run, leg):
                 return
         raise run.last or nobody(plan, self._clock.monotonic())
 
-    async def _leg(self, run: _Run, leg: Leg) -> bool:
+    async def _leg(self, run: Run, leg: Leg) -> bool:
         """Tries one target until it has served (True) or the next one is due (False)."""
         pool = run.accepted.world.pools[leg.target.pool]
         # One item for all tries at this pool: what is queued again keeps its place inside its tenant.
         item = self._item(run, pool, leg, self._clock.monotonic())
+        if item.adapter is not None and not await self._place(run, pool, item):
+            return False
+        if not leg.tier or pool.spillway is None:
+            return await self._tries(run, leg, pool, item)
+        spilled = await self._spill(run, leg, pool)
+        if spilled is None:
+            return False
+        try:
+            return await self._tries(run, leg, pool, item)
+        finally:
+            pool.spillway.settle(spilled, _taken(run))
+
+    async def _tries(self, run: Run, leg: Leg, pool: PoolEntry, item: Item) -> bool:
+        """Attempts at one pool, each with a ticket of its own; True when one served."""
         while True:
             ticket = await self._admit(run, pool, leg, item)
             if ticket is None:
                 return False
             broken = await self._attempt(run, pool, leg, ticket)
             if broken is None:
+                if run.onward is not None:
+                    self._instruments.broken_streams[pool.name, "continued"] += 1
                 return True
             if broken is _PREEMPTED:
                 continue
-            if broken is _NO_CREDENTIAL or not await self._again(run, pool, leg, ticket.replica, broken):
+            if broken is _NO_CREDENTIAL:
+                if run.cut is not None:
+                    raise run.cut
+                return False
+            if broken.sent and run.http.started:
+                if await self._onward(run, pool, broken):
+                    return True
+                item = self._item(run, pool, leg, self._clock.monotonic())
+            if not await self._again(run, pool, leg, ticket.replica, broken):
                 return False
 
-    async def _again(self, run: _Run, pool: PoolEntry, leg: Leg, replica: str, broken: Broken) -> bool:
+    async def _onward(self, run: Run, pool: PoolEntry, broken: Broken) -> bool:
+        """After a stream broke: prepares its continuation. True when the client has all of it already.
+
+        Raises Refused where the stream has to end here.
+        """
+        cut = run.cut = run.cut or after_first_byte(broken)
+        said = None
+        if run.transcript is not None and broken.failure.kind in CURABLE:
+            said = run.transcript.said()
+        if said is None:
+            self._instruments.broken_streams[pool.name, "impossible"] += 1
+            raise cut
+        run.onward = Continuation(run.accepted.call, said, run.record.counted_tokens)
+        if not run.onward.complete:
+            return False
+        await run.http.write(TERMINATOR)
+        await run.http.end()
+        self._instruments.broken_streams[pool.name, "continued"] += 1
+        run.record.phases.enter(Phase.FINISH, self._clock.monotonic())
+        return True
+
+    async def _place(self, run: Run, pool: PoolEntry, item: Item) -> bool:
+        """Waits until the request's adapter is resident somewhere; False when the next target is to be tried."""
+        assert pool.loras is not None
+        assert item.adapter is not None
+        now = self._clock.monotonic()
+        usable = [name for name, state in pool.members.usable(now).items() if state]
+        until = min(item.deadline, now + pool.gate.core.patience_s(item.cls))
+        try:
+            item.replicas = await pool.loras.place(item.adapter, usable, until)
+        except NotHere as absent:
+            wait = 5.0 if absent.until is None else max(1.0, absent.until - self._clock.monotonic())
+            run.last = run.last or Refused(
+                Outcome.NO_TARGET, f"The model's adapter cannot be used now: {absent.cause}.", retry_after_s=wait
+            )
+            return False
+        return True
+
+    async def _spill(self, run: Run, leg: Leg, pool: PoolEntry) -> float | None:
+        """Waits until the pool has room to spare for work that lost its tier; the cost, None for the next target."""
+        assert pool.spillway is not None
+        now = self._clock.monotonic()
+        if run.record.phases.current is not Phase.QUEUE:
+            run.record.phases.enter(Phase.QUEUE, now)
+        item = self._item(run, pool, leg, now)
+        if run.legs:
+            item.deadline = min(item.deadline, now + _SHORT_SPILL_S)
+        try:
+            return await pool.spillway.enter(item)
+        except QueueRefused as refused:
+            run.last = run.last or from_queue(refused.refusal)
+            return None
+
+    async def _again(self, run: Run, pool: PoolEntry, leg: Leg, replica: str, broken: Broken) -> bool:
         """After a failed attempt: True to try this pool again, False for the next target. Raises Refused to end."""
         if broken.how == "unsupported":
             # Nothing was sent, so nothing was tried: who comes next does so for free.
@@ -122,10 +184,14 @@ class Dispatcher:
             return False
         failed = run.failed_replicas.get(pool.name, frozenset()) | {replica}
         barred = run.failed_credentials.get(pool.name, frozenset()) | {run.record.attempts[-1].credential}
-        around = self._routing.around(
-            run.budget, run.accepted, pool, leg.target.model, failed, barred, len(self._rest(run, leg, broken))
-        )
+        rest = [] if run.onward is not None else _rest(run, leg, broken)
+        around = self._routing.around(run.budget, run.accepted, pool, leg.target.model, failed, barred, len(rest))
+        if leg.tier and pool.spillway is not None and broken.failure.kind in _FULL:
+            pool.spillway.overloaded()
         decision = self._routing.decide(run.budget, broken, around)
+        if run.cut is not None and decision.step not in {Step.OTHER_REPLICA, Step.SAME_AGAIN}:
+            self._instruments.broken_streams[pool.name, "failed"] += 1
+            raise run.cut
         run.last = after_failure(broken, again=decision.again)
         if decision.wait_s > 0.0:
             await asyncio.sleep(decision.wait_s)
@@ -133,7 +199,7 @@ class Dispatcher:
             case Step.GIVE_UP:
                 raise run.last
             case Step.NEXT_TARGET:
-                run.legs = self._rest(run, leg, broken)
+                run.legs = rest
                 return False
             case Step.OTHER_REPLICA:
                 run.failed_replicas[pool.name] = failed
@@ -143,20 +209,11 @@ class Dispatcher:
                 pass
         return True
 
-    @staticmethod
-    def _rest(run: _Run, leg: Leg, broken: Broken) -> list[Leg]:
-        """The further targets after `leg` failed so: those that share least with it first."""
-        rest = other_domain_first(run.legs, leg.target)
-        context = leg.target.context
-        if broken.failure.kind is FailureKind.CONTEXT and context is not None:
-            rest = [other for other in rest if other.target.context is None or other.target.context > context]
-        return rest
-
-    async def _admit(self, run: _Run, pool: PoolEntry, leg: Leg, item: Item) -> Ticket | None:
+    async def _admit(self, run: Run, pool: PoolEntry, leg: Leg, item: Item) -> Ticket | None:
         """A ticket of the pool; None when the next target is to be tried. Raises Refused."""
         record = run.record
         now = self._clock.monotonic()
-        if record.phases.current is not Phase.QUEUE:
+        if record.phases.current is not Phase.QUEUE and run.onward is None:
             record.phases.enter(Phase.QUEUE, now)
         item.arrived = now  # a queue's timeout is for waiting, not for what a failed attempt took
         item.excluded = run.failed_replicas.get(pool.name, frozenset())
@@ -165,51 +222,66 @@ class Dispatcher:
         except QueueRefused as refused:
             reason = refused.refusal.reason
             answer = from_queue(refused.refusal)
-            moves_on = reason in {QueueReason.NO_REPLICA, QueueReason.NEVER_FITS}
-            if moves_on or (leg.patience_s is not None and reason in {*_TOO_LONG}):
+            if run.cut is not None:
+                raise run.cut from None
+            if reason in {QueueReason.NO_REPLICA, QueueReason.NEVER_FITS}:
                 run.last = run.last or answer
+                return None
+            if leg.patience_s is not None and reason in _TOO_LONG:
+                # The wait is too long only if somebody else can serve: failing that it is taken up again.
+                run.legs.append(leg._replace(patience_s=None))
                 return None
             # After failed attempts it is they that the caller should hear of, not the queue they led back to.
             raise (run.last or answer) from None
 
-    def _item(self, run: _Run, pool: PoolEntry, leg: Leg, now: float) -> Item:
+    def _item(self, run: Run, pool: PoolEntry, leg: Leg, now: float) -> Item:
         accepted, estimate = run.accepted, run.accepted.estimate
         started = run.record.phases.started
         deadline = started + (pool.total_s if accepted.patience_s is None else min(pool.total_s, accepted.patience_s))
         if leg.patience_s is not None:
             deadline = min(deadline, now + leg.patience_s)
         batch = accepted.cls is RequestClass.BATCH
+        done = 0 if run.onward is None else run.onward.tokens
+        cap = estimate.output_cap if estimate.output_cap is not None else _NO_CAP
         return Item(
             request_id=run.record.request_id,
             tenant=accepted.principal.tenant,
             cls=accepted.cls,
             demand=Demand(
-                prompt_tokens=estimate.prompt_tokens,
-                output_tokens=estimate.output_median,
-                output_cap=estimate.output_cap if estimate.output_cap is not None else _NO_CAP,
+                prompt_tokens=estimate.prompt_tokens + done,
+                output_tokens=max(1, estimate.output_median - done),
+                output_cap=max(1, cap - done),
                 seats=accepted.measured.n,
             ),
             arrived=now,
             deadline=deadline,
-            remaining=estimate.remaining,
+            remaining=estimate.remaining if not done else lambda more: estimate.remaining(done + more),
             replicas=pool.adapters.get(leg.target.model),
             adapter=leg.target.model if leg.target.model in pool.adapters else None,
             affinity=self._routing.affinity(accepted, pool, leg.target.model),
-            preemptible=batch and not pool.bills_on,  # what is taken back there is paid for all the same
+            preemptible=batch
+            and not pool.bills_on
+            and run.onward is None,  # what is taken back there is paid for all the same
             gathered=batch and not accepted.call.stream,
             silent=not accepted.call.stream and not (pool.gather and gatherable(accepted.call)),
         )
 
-    async def _attempt(self, run: _Run, pool: PoolEntry, leg: Leg, ticket: Ticket) -> Broken | None:
+    async def _attempt(self, run: Run, pool: PoolEntry, leg: Leg, ticket: Ticket) -> Broken | None:
         """One try at one replica; None when it served. The ticket is released here on every way out."""
         record = run.record
         started = self._clock.monotonic()
-        record.phases.enter(Phase.PREFILL, started)
+        if run.onward is None:
+            record.phases.enter(Phase.PREFILL, started)
         record.pool, record.replica = pool.name, ticket.replica
         attempt = Attempt(pool.name, ticket.replica, started)
         record.attempts.append(attempt)
-        progress = _Progress(self, run, pool, ticket)
-        if ticket.item.preemptible:
+        progress = Progress(self._clock, self._routing, self._settler, run, pool, ticket)
+        item = ticket.item
+        if item.adapter is not None and pool.loras is not None:
+            pool.loras.began(ticket.replica, item.adapter)
+        if pool.spillway is not None and not leg.tier:
+            pool.spillway.own(item)
+        if item.preemptible:
             pool.gate.interruptible(ticket, lambda: run.interrupt.fire(Reason.PREEMPTED))
         broken: Broken | None = None
         served = False
@@ -230,17 +302,15 @@ class Dispatcher:
         finally:
             progress.close()
             self._finish(run, pool, ticket, attempt, progress, broken, served)
-        if broken is not None and broken.sent:
-            raise after_first_byte(broken)
         return broken
 
     async def _exchange(
-        self, run: _Run, pool: PoolEntry, leg: Leg, ticket: Ticket, attempt: Attempt, progress: _Progress
+        self, run: Run, pool: PoolEntry, leg: Leg, ticket: Ticket, attempt: Attempt, progress: Progress
     ) -> Broken | None:
         """Sends the request and relays the answer; a failure before the first byte comes back as a value."""
-        call = run.accepted.call
-        refused = run.failed_credentials.get(pool.name, frozenset())
-        way = self._routing.way(run.accepted, pool, leg, ticket.replica, refused)
+        call = run.accepted.call if run.onward is None else run.onward.call
+        barred = run.failed_credentials.get(pool.name, _NOBODY)
+        way = self._routing.way(run.accepted, pool, leg, ticket.replica, barred)
         if way is None:
             return _NO_CREDENTIAL
         progress.way = way
@@ -254,11 +324,19 @@ class Dispatcher:
         run.record.target = leg.target.key
         if run.accepted.model.prices.differ:
             await self._settler.choose(run.record, leg.target.key)
+        if call.stream and run.transcript is None and pool.kind.facts.continues:
+            policy = run.accepted.model.continuation
+            if continuable(call, policy):
+                run.transcript = Transcript()
+        self._routing.sent(way, ticket.item)
         try:
             answer = await self._send(run, pool, ticket.replica, outgoing, progress)
-            run.record.phases.connected(answer.connect_s)
+            if run.onward is None:
+                run.record.phases.connected(answer.connect_s)
+            if pool.spillway is not None and not pool.kind.engine:
+                pool.spillway.heard(way.credential.name, dict(answer.headers))
             if not 200 <= answer.status < 300:
-                return Broken("error", await _refusal_of(pool, answer), sent=False)
+                return Broken("error", await refusal_of(pool, answer), sent=False)
         except TransportError as error:
             return describe(error)
         return await relay(
@@ -270,11 +348,13 @@ class Dispatcher:
             head=lambda: self._head(run),
             first_token_s=pool.first_token_s,
             stall_s=pool.stall_s,
+            keep=progress.keep,
         )
 
-    async def _send(self, run: _Run, pool: PoolEntry, replica: str, outgoing: Outgoing, progress: _Progress) -> Answer:
+    async def _send(self, run: Run, pool: PoolEntry, replica: str, outgoing: Outgoing, progress: Progress) -> Answer:
         """Sends the request and gives its answer. Raises TransportError."""
-        headers = (*outgoing.headers, *run.accepted.passed_on)
+        # Our request id goes along, so that an upstream's own log and the ledger can be laid side by side.
+        headers = (*outgoing.headers, *run.accepted.passed_on, ("x-request-id", run.record.request_id))
         exchange = (pool.replicas[replica].origin, outgoing.method, outgoing.url_path, headers, outgoing.body)
         if not pool.bills_on:
             answer = progress.answer = await self._transport.send(*exchange, pool.timers)
@@ -285,7 +365,7 @@ class Dispatcher:
         answer.abides = True
         return answer
 
-    async def _client_left(self, run: _Run, pool: PoolEntry, progress: _Progress) -> None:
+    async def _client_left(self, run: Run, pool: PoolEntry, progress: Progress) -> None:
         """The client is gone: an engine is closed at once, a provider that bills on is read to its usage."""
         record = run.record
         record.finish(gone(record))
@@ -301,21 +381,26 @@ class Dispatcher:
 
     def _finish(
         self,
-        run: _Run,
+        run: Run,
         pool: PoolEntry,
         ticket: Ticket,
         attempt: Attempt,
-        progress: _Progress,
+        progress: Progress,
         broken: Broken | None,
         served: bool,
     ) -> None:
         """Gives back the ticket and writes down how the attempt ended, whichever way it did."""
         now = self._clock.monotonic()
         record = run.record
-        usage = progress.usage
+        usage = progress.own_usage
         tokens = progress.total
         if usage is not None and usage.output_tokens is not None and served:
             tokens = usage.output_tokens
+        item = ticket.item
+        if item.adapter is not None and pool.loras is not None:
+            pool.loras.ended(ticket.replica, item.adapter)
+            if broken is not None and broken.failure.kind is FailureKind.CONFIG:
+                pool.loras.missing(ticket.replica, item.adapter)
         pool.gate.release(
             ticket,
             prompt_tokens=usage.prompt_tokens if usage else None,
@@ -324,7 +409,8 @@ class Dispatcher:
             served=served or progress.total > 0,
         )
         attempt.seconds = now - attempt.started
-        record.usage = usage
+        if run.onward is None or served:
+            record.usage = progress.usage
         if served:
             record.usage_whole = True
             attempt.result = "served"
@@ -332,9 +418,9 @@ class Dispatcher:
         elif broken is not None:
             attempt.result = broken.failure.kind.value if broken.how == "error" else broken.how
             attempt.detail = broken.failure.message[:200]
-            if broken.failure.status == _TOO_MANY:
-                pool.gate.core.throttled(ticket.replica, now, broken.failure.retry_after_s)
-            if not broken.sent:
+            if broken.sent or run.onward is not None:
+                record.phases.enter(Phase.FAILED, now)
+            else:
                 record.phases.attempt_failed(now)
                 record.first_token_at = record.last_token_at = None
                 record.counted_tokens = 0
@@ -351,118 +437,38 @@ class Dispatcher:
             if not pool.members.calm(now):
                 self._routing.refresh(pool, pool.gate, pool.members, now)
 
-    def _head(self, run: _Run) -> Headers:
+    def _head(self, run: Run) -> Headers:
         record = run.record
         record.status = 200
         kind = _SSE if run.accepted.call.stream else _JSON
         return [*self._settler.headers(record), ("server-timing", record.phases.server_timing()), *kind]
 
 
+def _rest(run: Run, leg: Leg, broken: Broken) -> list[Leg]:
+    """The further targets after `leg` failed so: those of a tier that share least with it first."""
+    rest = run.legs
+    context = leg.target.context
+    if broken.failure.kind is FailureKind.CONTEXT and context is not None:
+        rest = [other for other in rest if other.target.context is None or other.target.context > context]
+    tiers = groupby(rest, lambda other: other.tier)
+    return [other for _, tier in tiers for other in other_domain_first(list(tier), leg.target)]
+
+
+def _taken(run: Run) -> tuple[int, int, int] | None:
+    """Prompt, cached and output tokens that the attempt now over has taken; None if it took nothing."""
+    record = run.record
+    usage = record.usage
+    if usage is not None and usage.prompt_tokens is not None:
+        return usage.prompt_tokens, usage.cached_tokens or 0, usage.output_tokens or record.counted_tokens
+    if not record.counted_tokens:
+        return None
+    return run.accepted.estimate.prompt_tokens, 0, record.counted_tokens
+
+
 _NOBODY: frozenset[str] = frozenset()
+_SHORT_SPILL_S = 1.0  # to wait for room to spare while a further target is left
+_FULL = frozenset({FailureKind.RATE, FailureKind.CAPACITY})
 _NO_CAP = 1 << 20  # output tokens a request may take when neither it nor its model names a limit
 _TOO_LONG = frozenset({QueueReason.QUEUE_TIMEOUT, QueueReason.DEADLINE_UNMEETABLE, QueueReason.QUEUE_FULL})
 _PREEMPTED = Broken("preempted", Failure(FailureKind.CAPACITY, None, "taken back for waiting work"), sent=False)
 _NO_CREDENTIAL = Broken("error", Failure(FailureKind.CAPACITY, None, "no credential may be used now"), sent=False)
-
-
-class _Progress:
-    """What passes by during an attempt, told to the record, admission, breakers and limits as it does."""
-
-    __slots__ = (
-        "_call",
-        "_dispatcher",
-        "_pool",
-        "_reader",
-        "_record",
-        "_reported",
-        "_ticket",
-        "answer",
-        "sending",
-        "sent",
-        "total",
-        "way",
-    )
-
-    def __init__(self, dispatcher: Dispatcher, run: _Run, pool: PoolEntry, ticket: Ticket) -> None:
-        self._dispatcher = dispatcher
-        self._call: Call = run.accepted.call
-        self._record = run.record
-        self._pool = pool
-        self._ticket = ticket
-        self._reported = 0
-        self.total = 0
-        self.way: Way | None = None
-        self.answer: Answer | None = None
-        self._reader: Reader | None = None
-        self.sending: asyncio.Future[Answer] | None = None  # only where it outlives this request's client
-        self.sent = False  # only there: the request may have reached the upstream
-
-    def went(self) -> None:
-        """The request is about to go."""
-        self.sent = True
-
-    def reader(self, answer: Answer) -> Reader:
-        """The one reader of this attempt's answer."""
-        if self._reader is None:
-            assert self.way is not None, "there is no answer without a way to it"
-            self._reader = self._pool.kind.reader(self._call, self.way.upstream, answer.status, answer.headers)
-        return self._reader
-
-    async def head(self) -> Answer | None:
-        """The answer, once its head has come; None for one that says no and so bills nothing."""
-        answer = self.answer
-        if answer is None and self.sending is not None:
-            answer = self.answer = await self.sending
-        if answer is None or 200 <= answer.status < 300:
-            return answer
-        self._record.billed_on = False
-        return None
-
-    def close(self) -> None:
-        """Ends what is still open; called on every way out."""
-        if self.answer is not None:
-            self.answer.close()
-        elif self.sending is not None:
-            self.sending.cancel()
-            if self.sending.done() and not self.sending.cancelled() and self.sending.exception() is None:
-                self.sending.result().close()
-
-    @property
-    def usage(self) -> Usage | None:
-        """What the upstream reported; None before its answer began."""
-        return None if self._reader is None else self._reader.usage
-
-    def first_token(self) -> None:
-        """The prefill is through: its capacity is free for the next one, and decode begins."""
-        dispatcher, record = self._dispatcher, self._record
-        now = dispatcher._clock.monotonic()
-        record.phases.enter(Phase.DECODE, now)
-        record.first_token_at = record.last_token_at = now
-        if record.stream:
-            # A batch stream whose first byte is out can no longer be taken back.
-            self._pool.gate.interruptible(self._ticket, None)
-        self._pool.gate.first_token(self._ticket)
-        if self.way is not None:
-            dispatcher._routing.first_token(self.way)
-
-    def tokens(self, total: int, *, last: bool) -> None:
-        """`total` output tokens so far; after the last of them the release says all there is to say."""
-        self.total = self._record.counted_tokens = total
-        self._record.last_token_at = self._dispatcher._clock.monotonic()
-        if total - self._reported >= _PROGRESS_EVERY and not last:
-            self._reported = total
-            self._pool.gate.progress(self._ticket, total)
-            self._dispatcher._settler.progress(self._record)
-
-
-async def _refusal_of(pool: PoolEntry, answer: Answer) -> Failure:
-    """What an upstream's error answer means."""
-    pieces: list[bytes] = []
-    size = 0
-    while size < _MOST_ERROR_BYTES:
-        data = await answer.read()
-        if not data:
-            break
-        pieces.append(data)
-        size += len(data)
-    return pool.kind.failure(answer.status, answer.headers, b"".join(pieces))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fairqueue.item import Reason, Refusal
 from gateway.outcomes import Outcome, Refused
+from gateway.record import Phase, Record
 from gateway.relay import Broken
 from providers.exchange import Failure, FailureKind
 
@@ -52,9 +53,11 @@ def from_queue(refusal: Refusal) -> Refused:
     return Refused(outcome, refusal.detail, retry_after_s=wait)
 
 
-def after_failure(broken: Broken, attempts: int) -> Refused:
-    """The last attempt's failure, before any byte was sent; `attempts` were made in all."""
+def after_failure(broken: Broken, *, again: bool = True) -> Refused:
+    """The last attempt's failure, before any byte was sent; `again` says whether the client's own retry is welcome."""
     failure = broken.failure
+    if broken.how == "unsupported":
+        return Refused(Outcome.UNSUPPORTED, failure.message, param=failure.param)
     outcome = _BY_FAILURE[failure.kind]
     if outcome is Outcome.UPSTREAM_FAILED and broken.how == "silent":
         outcome = Outcome.UPSTREAM_TIMEOUT
@@ -72,8 +75,8 @@ def after_failure(broken: Broken, attempts: int) -> Refused:
     wait = failure.retry_after_s
     if wait is None and outcome in {Outcome.UPSTREAM_LIMITED, Outcome.UPSTREAM_BUSY, Outcome.UPSTREAM_FAILED}:
         wait = _DEFAULT_RETRY_S
-    # Where we tried more than once already, the SDK's own retries would only multiply the load.
-    tried = (("x-should-retry", "false"),) if attempts > 1 and outcome.ending.should_retry is None else ()
+    # Where we have tried what there was, the SDK's own retries would only multiply the load.
+    tried = () if again or outcome.ending.should_retry is not None else (("x-should-retry", "false"),)
     return Refused(outcome, _SENTENCES[outcome], retry_after_s=wait, headers=tried)
 
 
@@ -93,3 +96,16 @@ def after_first_byte(broken: Broken) -> Refused:
     if broken.how == "error" and failure.kind in {FailureKind.CLIENT, FailureKind.CONTEXT, FailureKind.CONTENT}:
         sentence = failure.message
     return Refused(outcome, sentence)
+
+
+def gone(record: Record) -> Outcome:
+    """Which of the endings of a client that left: by the phase it left in."""
+    match record.phases.current:
+        case Phase.LIMIT:
+            return Outcome.GONE_UNREAD
+        case Phase.QUEUE:
+            return Outcome.GONE_QUEUED
+        case Phase.DECODE | Phase.FINISH:
+            return Outcome.GONE_DECODE
+        case _:
+            return Outcome.GONE_PREFILL

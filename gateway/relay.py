@@ -64,15 +64,18 @@ async def relay(
     head: Callable[[], Headers],
     first_token_s: float,
     stall_s: float,
+    keep: Callable[[bytes], None] | None = None,
 ) -> Broken | None:
     """Relays one upstream answer; None when the client has all of it.
 
-    `head` is called once, when the headers are about to leave. Raises ClientGone when the client
-    leaves. The answer is closed by the caller.
+    `head` is called once, when the headers are about to leave; `keep` is given every piece that was
+    written. Raises ClientGone when the client leaves. The answer is closed by the caller.
     """
     seen = 0
     first = False
     whole: list[bytes] = []
+    held = b""
+    begun = http.started  # the rest of a stream that broke elsewhere
     # Headers followed by silence are no sign of life: the first-token limit holds until a token comes.
     answer.idle_s = first_token_s
     while True:
@@ -80,7 +83,7 @@ async def relay(
             data = await answer.read()
         except TransportError as error:
             broken = describe(error)
-            return Broken(broken.how, broken.failure, http.started)
+            return Broken(broken.how, broken.failure, begun)
         part = reader.feed(data) if data else reader.end()
         if part.tokens:
             seen += part.tokens
@@ -91,20 +94,29 @@ async def relay(
         if part.tokens:
             watcher.tokens(seen, last=part.done)
         if part.out:
-            if stream:
-                if not http.started:
-                    await http.head(200, head())
-                await http.write(part.out)
-            else:
+            if not stream:
                 whole.append(part.out)
+            elif begun or first or part.done:
+                if not begun:
+                    begun = True
+                    await http.head(200, head())
+                out = held + part.out if held else part.out
+                held = b""
+                await http.write(out)
+                if keep is not None:
+                    keep(out)
+            else:
+                held += part.out  # a beginning without a token commits to nobody yet
         if part.failure is not None:
             how = "error" if data and part.failure.status is not None else "cut" if not data else "garbage"
-            return Broken(how, part.failure, http.started)
+            return Broken(how, part.failure, begun)
         if part.done:
             break
     if stream:
-        if not http.started:
+        if not begun:
             await http.head(200, head())
+            if held:
+                await http.write(held)
         await http.end()
     else:
         await http.respond(200, head(), whole[0] if len(whole) == 1 else b"".join(whole))

@@ -2,45 +2,56 @@
 
 The decisions are the pure parts' (`providers.route`, `breaker`, `retry`); this file only gives them
 what they need to know and tells them what happened.
+
+Two memories judge an attempt. A server of a pool has its own, and its failure is the pool's only when others failed
+the same request or none of them is well. What the pool's breaker stands for besides is one model and one credential:
+a rate limit, an empty account or a refused key of the only address there is concerns these and not the address, which
+another credential may still use.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from fairqueue.admission import Ticket
+from fairqueue.item import Item
 from gateway.accept import Accepted
+from gateway.affinity import Sessions, name_of
 from gateway.clock import Clock
-from gateway.outcomes import Outcome, Refused
-from gateway.principals import Principal
+from gateway.gate import Gate
+from gateway.needs import needs_of
 from gateway.relay import Broken
-from gateway.world import Credential, PoolEntry
+from gateway.world import Credential, PoolEntry, World
 from providers.breaker import Breaker, Breakers, Permit
-from providers.exchange import Endpoint, Upstream
+from providers.ejection import Replicas
+from providers.exchange import Endpoint, FailureKind, Upstream
 from providers.health import EVENT_OF, BreakerKey, Event
 from providers.retry import Around, AttemptBudget, Decision, RetryRatios, RetrySettings
-from providers.route import ANYTHING, Feature, Leg, Needs, Plan, Policy, Skip, SkipReason, Target, candidates
+from providers.route import Leg, Plan, Skip, SkipReason, Target, candidates
 
 log = logging.getLogger("weighbridge.routing")
 
-_PREFIX_BYTES = 1024  # of a body that name its prefix for replica affinity: a system prompt, usually
+_SHORT_WAIT_S = 1.0
+_OURS = frozenset({Event.MISCONFIGURED, Event.RATE, Event.QUOTA})  # of a credential or a model, not a server's health
+_OF_ONE_SERVER = frozenset({FailureKind.CONFIG, FailureKind.AUTH})  # in a pool of several, another may know better
 
 
 @dataclass(slots=True)
 class Way:
     """One attempt's way to its upstream: the credential chosen and the permits to report to."""
 
+    pool: PoolEntry
+    replica: str
     upstream: Upstream
     credential: Credential
     pool_permit: Permit
     replica_permit: Permit
-    started: float = 0.0
-    prompt_tokens: int = 0
+    started: float
+    prompt_tokens: int
+    uncached: int  # prompt tokens that are not believed to be in the replica's cache
 
 
 class Routing:
@@ -62,10 +73,17 @@ class Routing:
         self._ratios = ratios
         self._retry = retry
         self._salt_secret = salt_secret
+        self._sessions = Sessions()
+        self._turn = 0  # credentials of an account are used in turn
+        self._back: set[str] = set()  # pools that were without a replica and have one again, no failure seen since
 
     def plan(self, accepted: Accepted, now: float) -> Plan:
         """The targets to try for a request, in order, and why the others are left out."""
-        world, cls = accepted.world, accepted.cls
+        world, cls, route = accepted.world, accepted.cls, accepted.model.route
+        tenant = accepted.principal.tenant
+        pick = self._sessions.pick(tenant, accepted.call, now)
+        if pick is None:
+            pick = self._uniform()
 
         endpoint = accepted.call.endpoint
         common = endpoint is Endpoint.CHAT
@@ -78,13 +96,21 @@ class Routing:
                 return Skip(SkipReason.NO_REPLICA, f"no replica of pool {pool.name} is usable")
             first: Skip | None = None
             for credential in pool.credentials:
-                skip = self._breaker(pool, target.model, credential).hindrance(cls, at)
+                skip = self._breaker(pool, target.model, credential).hindrance(cls, at, pick, claim=False)
                 if skip is None:
                     return None
-                first = first or skip
+                # One that merely ramps up is better than one that is closed to everybody.
+                if first is None or (skip.soft and not first.soft):
+                    first = skip
+            if first is not None and first.reason is SkipReason.PROBE_LIMIT and pool.name in self._back:
+                # It went because its servers did, and their polls say that they are back: the last resort at least.
+                return first._replace(soft=True)
             return first
 
-        return candidates(accepted.model.route, _needs(accepted), usable, now, self._uniform())
+        def wait(target: Target, at: float) -> float | None:
+            return world.pools[target.pool].gate.core.expected_wait(tenant, cls, at)
+
+        return candidates(route, needs_of(accepted), usable, now, pick, wait if len(route.tiers) > 1 else None)
 
     def budget(self, accepted: Accepted, now: float, deadline: float) -> AttemptBudget:
         """What one request may still try."""
@@ -97,34 +123,78 @@ class Routing:
             sdk_retries=accepted.sdk_retry,
         )
 
-    def decide(self, budget: AttemptBudget, broken: Broken, around: Around, now: float) -> Decision:
-        """What follows a failed attempt."""
-        return budget.after(
-            broken.failure.kind,
-            now,
-            around,
-            self._uniform(),
-            content_sent=broken.sent,
-            retry_after_s=broken.failure.retry_after_s,
-        )
+    def around(
+        self,
+        budget: AttemptBudget,
+        accepted: Accepted,
+        pool: PoolEntry,
+        model: str,
+        replicas: frozenset[str],
+        credentials: frozenset[str],
+        targets: int,
+    ) -> Around:
+        """What may be tried after a failed attempt at `pool`.
 
-    def way(self, accepted: Accepted, pool: PoolEntry, leg: Leg, ticket: Ticket, failed: frozenset[str]) -> Way | None:
-        """A credential that may be used now, and the attempt's upstream; None when every one is barred.
-
-        `failed` names credentials that were refused for this request already.
+        `replicas` and `credentials` are those of the pool that failed this request, `targets` counts the further ones
+        of the plan. While there are any, the last attempt is theirs: more of what has just failed must not use it up.
         """
         now = self._clock.monotonic()
-        cls = accepted.cls
-        for credential in pool.credentials:
-            if credential.name in failed:
-                continue
-            permit = self._breaker(pool, leg.target.model, credential).enter(cls, now)
-            if permit is None:
-                continue
-            upstream = self._upstream(pool, ticket.replica, leg.target.model, credential, self._salt(accepted, pool))
-            member = pool.members.enter(ticket.replica, cls, now)
-            return Way(upstream, credential, permit, member, now, accepted.estimate.prompt_tokens)
-        return None
+        here = not targets or budget.left > 1
+        states = pool.members.usable(now)
+        hindrances = [
+            self._breaker(pool, model, credential).hindrance(accepted.cls, now, claim=False)
+            for credential in pool.credentials
+            if credential.name not in credentials
+        ]
+        return Around(
+            replicas=here and any(states.get(name, True) for name in pool.replicas if name not in replicas),
+            credentials=here and any(skip is None or skip.soft for skip in hindrances),
+            targets=targets > 0,
+            same=here,
+        )
+
+    def decide(self, budget: AttemptBudget, broken: Broken, around: Around) -> Decision:
+        """What follows a failed attempt, `around` being what may be tried."""
+        failure = broken.failure
+        kind = failure.kind
+        if kind in _OF_ONE_SERVER and around.replicas:
+            kind = FailureKind.CAPACITY  # what one server of a pool says of its set-up need not hold for another
+        if (failure.retry_after_s or 0.0) > _SHORT_WAIT_S:
+            # Whoever limits us says when to come back; a long wait here would only hide that from the caller.
+            around = replace(around, same=False)
+        return budget.after(kind, self._clock.monotonic(), around, self._uniform(), retry_after_s=failure.retry_after_s)
+
+    def way(self, accepted: Accepted, pool: PoolEntry, leg: Leg, replica: str, failed: frozenset[str]) -> Way | None:
+        """A credential that may be used now, and the attempt's upstream; None when every one is barred.
+
+        `failed` names credentials that were refused for this request already. The caller reports how the attempt
+        ended exactly once.
+        """
+        now = self._clock.monotonic()
+        cls, model = accepted.cls, leg.target.model
+        credentials = pool.credentials
+        if len(credentials) > 1:
+            self._turn += 1
+            at = self._turn % len(credentials)
+            credentials = (*credentials[at:], *credentials[:at])
+        hard = len(credentials) > 1  # a ramping credential waits while another is well
+        while True:
+            for credential in credentials:
+                if credential.name in failed:
+                    continue
+                breaker = self._breaker(pool, model, credential)
+                permit = breaker.enter(cls, now, last_resort=not hard)
+                if permit is None:
+                    if hard or pool.name not in self._back:
+                        continue
+                    permit = breaker.passenger(now)
+                upstream = self._upstream(pool, replica, model, credential, self._salt(accepted, pool))
+                member = pool.members.enter(replica, cls, now)
+                tokens = accepted.estimate.prompt_tokens
+                return Way(pool, replica, upstream, credential, permit, member, now, tokens, tokens)
+            if not hard:
+                return None
+            hard = False
 
     def _upstream(
         self, pool: PoolEntry, replica: str, model: str, credential: Credential, salt: str | None
@@ -148,17 +218,27 @@ class Routing:
                 pool.upstreams[key] = known
         return known
 
+    # -- what attempts teach -------------------------------------------------------------------------------
+
+    def sent(self, way: Way, item: Item) -> None:
+        """The request is on its way: its prompt will be in that replica's cache."""
+        if len(way.pool.replicas) > 1:
+            way.uncached -= way.pool.chooser.held(way.replica, item)
+            way.pool.chooser.sent(way.replica, item)
+
     def first_token(self, way: Way) -> None:
         """The attempt's first token has come."""
         now = self._clock.monotonic()
-        way.pool_permit.answered(now, now - way.started, way.prompt_tokens)
-        way.replica_permit.answered(now, now - way.started, way.prompt_tokens)
+        took = now - way.started
+        way.pool_permit.answered(now, took, way.prompt_tokens)
+        way.replica_permit.answered(now, took, way.prompt_tokens)
+        if len(way.pool.replicas) > 1:
+            way.pool.chooser.answered(way.replica, now, took, way.uncached)
 
-    def report(self, way: Way, broken: Broken | None, served: bool, *, whole_pool: bool) -> None:
+    def report(self, way: Way, broken: Broken | None, served: bool, failed: frozenset[str]) -> None:
         """How the attempt ended; with neither a failure nor an answer it says nothing about the target.
 
-        A replica's failure is the replica's; it is the pool's only when the request has failed on all of
-        them (`whole_pool`), or when it is our configuration that was refused, which is the same everywhere.
+        `failed` are the pool's replicas that failed this request, this one included.
         """
         now = self._clock.monotonic()
         if broken is None:
@@ -167,10 +247,8 @@ class Routing:
             way.pool_permit.end(event, now, ttft, way.prompt_tokens)
             way.replica_permit.end(event, now, ttft, way.prompt_tokens)
             return
-        failure = broken.failure
-        event = Event.CONNECT if broken.how == "connect" else EVENT_OF[failure.kind]
-        if broken.how == "silent":
-            event = Event.TIMEOUT
+        pool, failure = way.pool, broken.failure
+        event = _event(broken)
         if event is Event.MISCONFIGURED:
             log.error(
                 "upstream %s refuses our configuration for model %s: %s",
@@ -178,43 +256,56 @@ class Routing:
                 way.upstream.model,
                 failure.message,
             )
-        of_pool = event if whole_pool or event is Event.MISCONFIGURED else Event.NEUTRAL
-        cause = failure.message[:200]
-        way.pool_permit.end(of_pool, now, None, way.prompt_tokens, failure.retry_after_s, cause)
-        way.replica_permit.end(event, now, None, way.prompt_tokens, failure.retry_after_s, cause)
+        if event is Event.RATE:
+            pool.gate.core.throttled(way.replica, now)
+        replicas = pool.replicas
+        of_replica = event
+        if event in _OURS:
+            all_failed = len(failed) >= len(replicas)
+            # An adapter that one server lacks says nothing of the models it has.
+            if len(replicas) == 1 or (event is Event.MISCONFIGURED and way.upstream.model in pool.adapters):
+                of_replica = Event.NEUTRAL
+        cause, wait, tokens = failure.message[:200], failure.retry_after_s, way.prompt_tokens
+        way.replica_permit.end(of_replica, now, None, tokens, wait, cause)
+        if event not in _OURS:
+            all_failed = len(failed) >= min(2, len(replicas)) or not pool.members.any_well()
+        way.pool_permit.end(event if all_failed else Event.NEUTRAL, now, None, tokens, wait, cause)
+        if event is not Event.NEUTRAL:
+            self._back.discard(pool.name)
 
-    def affinity(self, accepted: Accepted, pool: PoolEntry) -> int | None:
-        """A number that requests with the same beginning share, across tenants only where caches are shared too."""
+    def refresh(self, pool: PoolEntry | str, gate: Gate, members: Replicas, now: float) -> None:
+        """What is known of a pool's replicas may have changed: its queue learns which may get work.
+
+        A pool without any trips its breakers, so that work comes back to it little by little; polls that get through
+        again shorten that.
+        """
+        name = pool if isinstance(pool, str) else pool.name
+        states = members.usable(now)
+        gate.usable(states)
+        if any(states.values()):
+            if name in self._back:
+                for _, breaker in self._breakers.of_provider(name):
+                    breaker.reachable(now)
+            return
+        if states:
+            self._back.add(name)
+            for _, breaker in self._breakers.of_provider(name):
+                breaker.trip(now, "no replica was usable")
+
+    def retain(self, world: World) -> None:
+        """The configuration has changed: breakers of targets that are gone are forgotten."""
+        self._breakers.retain(_keys(world))
+        self._back &= world.pools.keys()
+
+    # -- what belongs together -------------------------------------------------------------------------------
+
+    def affinity(self, accepted: Accepted, pool: PoolEntry, model: str) -> int | None:
+        """What requests with the same beginning share, across tenants only where their caches are shared too."""
         if len(pool.replicas) < 2 or accepted.call.endpoint is Endpoint.EMBEDDINGS:
             return None
-        body = accepted.call.body
-        head = body.get("messages") or body.get("prompt")
-        first = head[0] if isinstance(head, list) and head else head
-        content = first.get("content") if isinstance(first, dict) else first
-        text = content if isinstance(content, str) else repr(content)[:_PREFIX_BYTES]
         salt = self._salt(accepted, pool) or ""
-        # Lengths frame the fields, so that no tenant can name another's prefix by joining them differently.
-        framed = f"{len(salt)}:{salt}:{text[:_PREFIX_BYTES]}"
-        return int.from_bytes(hashlib.blake2b(framed.encode(errors="replace"), digest_size=8).digest(), "big")
-
-    def nobody(self, plan: Plan, now: float) -> Refused:
-        """Why no target can serve, and when one may."""
-        reasons = {skip.reason for _, skip in plan.skipped}
-        if reasons and reasons <= {SkipReason.CONTEXT_TOO_SMALL}:
-            return Refused(
-                Outcome.CONTEXT_TOO_LONG, "The prompt is longer than any target of this model takes.", param="messages"
-            )
-        if reasons and reasons <= {SkipReason.FEATURE_MISSING}:
-            detail = "; ".join(sorted({skip.detail for _, skip in plan.skipped}))
-            return Refused(Outcome.UNSUPPORTED, f"No target of this model can do this: it {detail}.")
-        if reasons and reasons <= {SkipReason.POOL_FORBIDDEN, SkipReason.REGION_FORBIDDEN, SkipReason.NO_WEIGHT}:
-            return Refused(Outcome.FORBIDDEN, "No target of this model is open to this tenant.", param="model")
-        waits = [skip.until - now for _, skip in plan.skipped if skip.until is not None]
-        return Refused(
-            Outcome.NO_TARGET,
-            "No upstream for this model takes requests at the moment.",
-            retry_after_s=max(1.0, min(waits)) if waits else 5.0,
-        )
+        adapter = model if model in pool.adapters else None
+        return name_of(accepted.call, accepted.principal.tenant, salt, adapter)
 
     def _breaker(self, pool: PoolEntry, model: str, credential: Credential) -> Breaker:
         breaker = pool.breakers.get((model, credential.name))
@@ -232,30 +323,20 @@ class Routing:
         return urlsafe_b64encode(hmac.digest(self._salt_secret, framed, "sha256")).decode().rstrip("=")
 
 
-def _needs(accepted: Accepted) -> Needs:
-    estimate, body = accepted.estimate, accepted.call.body
-    features: set[Feature] = set()
-    if body.get("tools"):
-        features.add(Feature.TOOLS)
-    if accepted.measured.images:
-        features.add(Feature.IMAGES)
-    wanted = body.get("response_format")
-    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
-        features.add(Feature.JSON_SCHEMA)
-    if accepted.call.endpoint is Endpoint.EMBEDDINGS:
-        features.add(Feature.EMBEDDINGS)
-    return Needs(
-        prompt_tokens=estimate.prompt_tokens,
-        output_cap=accepted.measured.output_cap,
-        output_tokens=estimate.output_tokens,
-        features=frozenset(features),
-        policy=_policy(accepted.principal),
-        exact=accepted.measured.known_tokens is not None,
-    )
+def _event(broken: Broken) -> Event:
+    """What a failed attempt is to a breaker. A 429 never trips one, whoever sent it."""
+    if broken.how == "connect":
+        return Event.CONNECT
+    if broken.how == "silent":
+        return Event.TIMEOUT
+    event = EVENT_OF[broken.failure.kind]
+    return Event.RATE if event is Event.FAILURE and broken.failure.status == 429 else event
 
 
-def _policy(principal: Principal) -> Policy:
-    pools, regions, ceiling = principal.pools, principal.regions, principal.ceiling_micro_usd
-    if pools is None and regions is None and ceiling is None and principal.spill:
-        return ANYTHING
-    return Policy(pools, regions, principal.spill, ceiling)
+def _keys(world: World) -> Iterable[BreakerKey]:
+    """The keys of all breakers a world can ask for."""
+    for entry in world.models.values():
+        for target in entry.route.targets():
+            pool = world.pools[target.pool]
+            for credential in pool.credentials:
+                yield BreakerKey(pool.name, pool.region, target.model, credential.name)

@@ -12,6 +12,7 @@ from ratelimit.prices import MOST_USD_PER_MTOK, prices_from
 
 Feature = Literal["tools", "images", "json_schema", "audio", "reasoning", "logprobs", "embeddings"]
 Price = Annotated[PositiveOrZero, Field(le=MOST_USD_PER_MTOK)]
+Continuation = Literal["auto", "always", "never"]
 
 
 class Prices(Settings):
@@ -91,6 +92,10 @@ class Model(Settings):
     """The route: tiers in order."""
     features: tuple[Feature, ...] | None = None
     """What requests may ask of it beyond plain text; none: anything, and the upstream says what it cannot."""
+    continuation: Continuation = "auto"
+    """Whether a stream whose server dies goes on from another one of the same pool, where the engine can continue a
+    partial answer and the answer is plain text. `auto`: at temperature 0 only, where the text is the same; `always`: at
+    any temperature; `never`: the stream ends with an error event."""
     prices: Prices | None = None
     """What tokens cost; needed by money limits."""
     limits: Limits = Limits()

@@ -11,6 +11,7 @@ from gateway.settings_base import (
     AutoCount,
     Count,
     Milliseconds,
+    ModelName,
     Name,
     NameTable,
     Positive,
@@ -153,7 +154,25 @@ class Adapter(Settings):
     """A LoRA adapter of the pool's base model. A target names it as its model."""
 
     replicas: tuple[Name, ...] = ()
-    """Replicas that hold it; none named: all of them."""
+    """Replicas that hold it, or may with `source`; none named: all of them."""
+    source: str | None = Field(default=None, min_length=1)
+    """How the engine finds it (a path or a name it knows): it is loaded where it is wanted, and makes room for others
+    when it is idle. None: the operator loads it, and it stays."""
+    base: ModelName | None = None
+    """The base model it was trained on; one that an engine lists under another base is not used."""
+    rank: Count | None = None
+    """Its rank, checked against `lora.max_rank`."""
+
+
+class Lora(Settings):
+    """What the replicas of a pool take of LoRA adapters."""
+
+    slots: AutoCount = None
+    """Adapters that a replica holds at once. `auto`: from the engine's metrics, 4 where it does not say."""
+    max_rank: Count | None = None
+    """Highest rank the engines were started for; none: not checked."""
+    base: ModelName | None = None
+    """The base model they serve; none: not checked here, but against what they list."""
 
 
 class CostWeights(Settings):
@@ -218,6 +237,8 @@ class Pool(Settings):
     """How long a new replica takes until it serves, for the scaling signal."""
     adapters: NameTable[Adapter] = Field(default={}, validate_default=True)
     """LoRA adapters by name."""
+    lora: Lora = Lora()
+    """What the replicas take of adapters."""
     failure_domain: FailureDomain | None = None
     """None: a provider fails with its region, engines on their own."""
     headroom: Annotated[Share, Field(lt=1)] = 0.2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -15,6 +16,7 @@ from fairqueue.reservations import Reservation, Vector
 from gateway import limit_rules
 from gateway.clock import Clock
 from gateway.limits import compiled_all
+from gateway.lora import Loras, Source
 from gateway.principals import Principal
 from gateway.settings import Config, Failover, Tls
 from gateway.settings_models import Model
@@ -63,6 +65,11 @@ def credentials(pool: Pool) -> tuple[Credential, ...]:
     return tuple(Credential(name, secret) for name, secret in pool.secrets()) or (Credential("none", None),)
 
 
+def bills_on(pool: Pool) -> bool:
+    """Whether a provider bills what it generates after the connection is closed; our own servers stop."""
+    return not pool.replicas and not FACTS[pool.kind].leaving_stops_billing
+
+
 def watched(pool: Pool) -> list[Watched]:
     """What to poll of a pool's replicas."""
     facts = FACTS[pool.kind]
@@ -72,7 +79,8 @@ def watched(pool: Pool) -> list[Watched]:
         # Engines keep health and metrics at the root, whatever the prefix of their API.
         health = f"{origin}{facts.health_path}" if facts.health_path else None
         metrics = f"{origin}{facts.metrics_path}" if facts.metrics_path else None
-        found.append(Watched(replica.name, pool.kind, health, metrics))
+        models = f"{origin}/v1/models" if pool.adapters else None
+        found.append(Watched(replica.name, pool.kind, health, metrics, models))
     return found
 
 
@@ -118,6 +126,31 @@ def reservation(given: ReservationSettings, measured: Vector, clock: Clock) -> R
 def adapters(pool: Pool) -> dict[str, frozenset[str] | None]:
     """The LoRA adapters of a pool and the replicas that hold them; None is all."""
     return {name: frozenset(adapter.replicas) or None for name, adapter in pool.adapters.items()}
+
+
+def equip(loras: Loras, pool: Pool) -> None:
+    """Tells `loras` the pool's adapters, where its replicas are, and how they are asked to load one."""
+    loras.configure(
+        {
+            name: Source(adapter.source, adapter.base or pool.lora.base, frozenset(adapter.replicas) or None)
+            for name, adapter in pool.adapters.items()
+        },
+        {replica.name: str(Origin.parse(replica.url)[0]) for replica in pool.replicas},
+        FACTS[pool.kind].adapter_paths,
+        pool.lora.slots,
+    )
+
+
+def line(settings: PoolSettings) -> PoolSettings:
+    """How those wait who may not spill to a pool yet: as they would in its own queue, one of them being next."""
+    return replace(settings, name=f"spill to {settings.name}", engine=False, preempt_for_interactive=False)
+
+
+def spilled_to(config: Config) -> frozenset[str]:
+    """The pools in later tiers of some model."""
+    return frozenset(
+        target.pool for model in config.models.values() for tier in model.tiers[1:] for target in tier.targets
+    )
 
 
 def server_tls(tls: Tls | None) -> ssl.SSLContext | None:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.gate import Gate
+from gateway.lora import Loras
 from gateway.principals import Directory, Principal
+from gateway.spillway import Spillway
 from providers.balance import Chooser
 from providers.breaker import Breaker
 from providers.ejection import Replicas
@@ -60,8 +62,11 @@ class PoolEntry:
     ttft_slo_s: float
     isolation: str
     gather: bool
+    bills_on: bool  # what is still generated after a client has left is paid for
     adapters: Mapping[str, frozenset[str] | None]  # LoRA adapters and the replicas that hold them; None is all
     extra: Mapping[str, str]
+    loras: Loras | None = None  # None where the pool has no adapters
+    spillway: Spillway | None = None  # None where nothing ever spills to the pool
     # What follows from the above and is found on first use.
     breakers: dict[tuple[str, str], Breaker] = field(default_factory=dict)  # by upstream model and credential
     upstreams: dict[tuple[str, str, str], Upstream] = field(default_factory=dict)  # by replica, model, credential
@@ -102,6 +107,7 @@ class ModelEntry:
     prices: ModelPrices
     owned_by: str
     created: int  # Unix seconds
+    continuation: str = "auto"  # whether a stream may go on from another replica: auto, always, never
 
 
 @dataclass(frozen=True, slots=True)

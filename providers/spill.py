@@ -105,6 +105,11 @@ class Spill:
         self.shed: dict[str, int] = dict.fromkeys(settings.classes, 0)
         """Requests not admitted, by class, ever."""
 
+    @property
+    def headroom(self) -> float:
+        """The part of the capacity that spill never touches."""
+        return self._settings.headroom
+
     def configure(self, capacity: float | None, reserved: float = 0.0) -> None:
         """The target's measured capacity and what of it is reserved for others; None is unknown."""
         self._capacity = capacity

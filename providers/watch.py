@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import aiohttp
+import orjson
 
 from providers.engines import EngineFigures, parse_metrics
 
@@ -33,6 +34,16 @@ class Watched:
     kind: str
     health_url: str | None
     metrics_url: str | None
+    models_url: str | None = None
+    """Lists its models and adapters; asked only where adapters matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model that a server lists. `parent` is the base model of an adapter."""
+
+    name: str
+    parent: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,8 @@ class Observation:
     error: str | None
     """What went wrong, for people; None when nothing did."""
     took_s: float
+    models: tuple[Served, ...] | None = None
+    """None: not asked, or no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,21 @@ def aiohttp_get(session: aiohttp.ClientSession, headers: Mapping[str, str] | Non
             return answer.status, body.decode("utf-8", "replace")
 
     return get
+
+
+def aiohttp_post(
+    session: aiohttp.ClientSession, headers: Mapping[str, str] | None = None
+) -> Callable[[str, dict[str, str]], Awaitable[tuple[int, str]]]:
+    """Posts JSON on a session: status and text. Raises OSError when the server cannot be reached, TimeoutError."""
+
+    async def post(url: str, body: dict[str, str]) -> tuple[int, str]:
+        try:
+            async with session.post(url, json=body, headers=headers, allow_redirects=False) as answer:
+                return answer.status, (await answer.content.read(MAX_PAGE_BYTES)).decode("utf-8", "replace")
+        except aiohttp.ClientError as fault:
+            raise OSError(f"{type(fault).__name__}: {fault}") from fault
+
+    return post
 
 
 class Watcher:
@@ -134,7 +162,9 @@ class Watcher:
     async def poll(self, watched: Watched) -> Observation:
         """One poll, without the callback. Takes at most the budget and never raises for what the replica does."""
         began = self._clock()
-        health, metrics = await asyncio.gather(self._fetch(watched.health_url), self._fetch(watched.metrics_url))
+        health, metrics, models = await asyncio.gather(
+            self._fetch(watched.health_url), self._fetch(watched.metrics_url), self._fetch(watched.models_url)
+        )
         errors = []
         healthy: bool | None = None
         if watched.health_url is not None:
@@ -152,8 +182,9 @@ class Watcher:
                     errors.append(f"metrics: unreadable ({type(fault).__name__}: {fault})")
             if healthy is None:
                 healthy = metrics.healthy
+        served = None if models.text is None else read_models(models.text)
         now = self._clock()
-        return Observation(watched.name, now, healthy, figures, "; ".join(errors) or None, now - began)
+        return Observation(watched.name, now, healthy, figures, "; ".join(errors) or None, now - began, served)
 
     def _begin(self, watched: Watched) -> None:
         before = self._tasks.pop(watched.name, None)
@@ -191,6 +222,19 @@ class Watcher:
         if status < 300:
             return _Page(text, True, None)
         return _Page(None, False if status >= 500 and status != 501 else None, f"status {status}")
+
+
+def read_models(text: str) -> tuple[Served, ...] | None:
+    """What a list of models names; None for what is no such list."""
+    try:
+        listed = orjson.loads(text)["data"]
+        return tuple(
+            Served(entry["id"], parent if isinstance(parent := entry.get("parent"), str) else None)
+            for entry in listed
+            if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,8 @@ class Instruments:
     refusals_by_limit: Counter[tuple[str, str]] = field(default_factory=Counter)  # (level, dimension)
     shadow_by_limit: Counter[tuple[str, str]] = field(default_factory=Counter)
     reloads: Counter[str] = field(default_factory=Counter)  # "applied" or "refused"
+    # (pool, result) of streams that broke after content was out: "continued", "failed" or "impossible"
+    broken_streams: Counter[tuple[str, str]] = field(default_factory=Counter)
     _tenants: set[str] = field(default_factory=set)
 
     def of(self, model: str, pool: str, cls: str, tenant: str) -> Series:

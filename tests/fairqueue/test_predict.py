@@ -107,4 +107,3 @@ def test_looking_at_the_wait_tells_what_a_newcomer_meets_and_changes_nothing() -
     assert quiet < 2.0
     assert p.snapshot(10.0) == before
     assert p.seats() == (1, 1)
-    assert p.running() == {"r0": 1}

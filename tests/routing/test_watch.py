@@ -201,3 +201,26 @@ async def test_over_real_sockets_a_page_is_read_and_a_closed_port_is_unhealthy()
         dead = await watcher.poll(one)
     assert (alive.healthy, alive.figures is not None, alive.error) == (True, True, None)
     assert (dead.healthy, dead.figures) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("page", "models"),
+    [
+        ('{"data":[{"id":"base"},{"id":"ad","parent":"base"},{"x":1},7]}', (("base", None), ("ad", "base"))),
+        ('{"data":[]}', ()),
+        ('{"models":[]}', None),
+        ("[1]", None),
+        ("no JSON", None),
+    ],
+)
+@pytest.mark.asyncio
+async def test_models_and_adapters_are_listed_where_they_are_asked_for(
+    page: str, models: tuple[tuple[str, str | None], ...] | None
+) -> None:
+    async def get(url: str) -> tuple[int, str]:
+        return 200, page
+
+    seen = await polled(get, Watched("a", "ollama", "http://a/h", None, "http://a/models"))
+    assert seen.healthy is True
+    assert (seen.models and tuple((one.name, one.parent) for one in seen.models)) == models or models == ()
+    assert (seen.models is None) == (models is None)
