@@ -43,6 +43,7 @@ from gateway.lora import Loras
 from gateway.polled import Polled
 from gateway.registry.bell import Bell
 from gateway.registry.database import MEMORY, Database
+from gateway.registry.ledger import ledger_of
 from gateway.registry.registry import Registry
 from gateway.routing import Routing
 from gateway.settings import Config
@@ -116,6 +117,7 @@ class App:
         self.limiter: LocalLimiter | RedisLimiter = (
             RedisLimiter(self._store, instance=secrets.token_hex(6)) if self._store is not None else LocalLimiter()
         )
+        self.ledger = ledger_of(config, self.database, self.clock)
         self._bell: Bell | None = None
         if isinstance(self._store, Redis) and not self.database.memory:
             self._bell = Bell(self._store, self.registry.wake)
@@ -138,6 +140,7 @@ class App:
             estimator=self.estimator,
             instruments=self.instruments,
             log=self._log,
+            ledger=self.ledger,
         )
         retry = values.retry(config.failover)
         self.routing = Routing(
@@ -176,6 +179,7 @@ class App:
         if isinstance(self.limiter, RedisLimiter):
             await self.limiter.start()
         await self.registry.start()
+        self.ledger.start()
         if self._bell is not None:
             self._bell.start()
         self.port = await self._server.start(
@@ -223,6 +227,7 @@ class App:
             await self._admin.cleanup()
         for parts in self.pools.values():
             await self._close_parts(parts)
+        await self.ledger.close()
         await self.registry.close()
         if self._bell is not None:
             await self._bell.close()
@@ -297,7 +302,7 @@ class App:
                 snapshots=lambda: {pool.name: pool for pool in self._snapshots()},
                 breakers=lambda: self.breakers.snapshot(clock.monotonic()).items(),
                 sellable=self.tenancy.sellable,
-                last_used=dict,
+                last_used=lambda: self.ledger.last_used,
             ),
         )
 
@@ -440,6 +445,7 @@ class App:
         degraded = [f"limit store away: {status.reason or 'each limit follows its own mode'}"] if away else []
         if self.registry.away is not None:
             degraded.append(f"registry away ({self.registry.away}): tenants and keys stay as last read")
+        degraded += self.ledger.degraded()
         degraded += [
             f"pool {name} has no usable replica"
             for name, parts in self.pools.items()

@@ -324,6 +324,7 @@ class Dispatcher:
         run.record.target = leg.target.key
         if run.accepted.model.prices.differ:
             await self._settler.choose(run.record, leg.target.key)
+        self._settler.sending(run.record)
         if call.stream and run.transcript is None and pool.kind.facts.continues:
             policy = run.accepted.model.continuation
             if continuable(call, policy):

@@ -31,6 +31,7 @@ __all__ = [
     "Classes",
     "Config",
     "Failover",
+    "Ledger",
     "Listen",
     "Model",
     "Organisation",
@@ -150,6 +151,18 @@ class Telemetry(Settings):
     """Where traces go (OTLP over HTTP); none: they stay."""
 
 
+class Ledger(Settings):
+    """What is kept of requests: one row each, and counts of those that were refused."""
+
+    spool: str | None = Field(default=None, min_length=1)
+    """Folder where a request is written down before it is sent, so that a killed process loses none; it belongs on a
+    local disk. None: beside the SQLite file, or `weighbridge-spool` in the working folder."""
+    keep_days: Annotated[Count, Field(le=36_500)] = 400
+    """Days that rows are kept; the sums by day are kept for good."""
+    keep_refusals_days: Annotated[Count, Field(le=36_500)] = 31
+    """Days that counts of refusals are kept."""
+
+
 class Unauthenticated(Settings):
     """Limits on requests without a valid key, for each client address."""
 
@@ -212,6 +225,8 @@ class Config(Settings):
     """Retries and breakers."""
     telemetry: Telemetry = Telemetry()
     """Logs and traces."""
+    ledger: Ledger = Ledger()
+    """The usage ledger."""
     unauthenticated: Unauthenticated = Unauthenticated()
     """Limits on clients without a key."""
 

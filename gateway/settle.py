@@ -14,6 +14,7 @@ from gateway.clock import Clock
 from gateway.estimate import Estimator
 from gateway.outcomes import Ending, Outcome, Refused
 from gateway.record import Phase, Record
+from gateway.registry.ledger import Ledger
 from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.logs import RequestLog
 from providers.exchange import NO_USAGE, Dialect
@@ -50,6 +51,7 @@ class Settler:
         estimator: Estimator,
         instruments: Instruments,
         log: RequestLog,
+        ledger: Ledger,
     ) -> None:
         self._clock = clock
         self._limiter = limiter
@@ -57,6 +59,7 @@ class Settler:
         self._estimator = estimator
         self._instruments = instruments
         self._log = log
+        self._ledger = ledger
         self._charging: set[asyncio.Future[None]] = set()  # progress calls under way, kept from being collected
 
     async def reserve(self, accepted: Accepted, record: Record) -> None:
@@ -92,6 +95,10 @@ class Settler:
         worst = prices.worst(use.prompt, estimate.output_cap or use.output)
         await self._limiter.reprice(reservation, prices.cost(use), worst, self._clock.unix_us())
 
+    def sending(self, record: Record) -> None:
+        """The request goes to an upstream now: from here on it is in the ledger, however this process ends."""
+        self._ledger.sending(record)
+
     def progress(self, record: Record) -> None:
         """Charges a stream that has passed its estimate while it still runs; the relay does not wait for it."""
         reservation, reserved = record.limits, record.reserved
@@ -123,6 +130,8 @@ class Settler:
         outcome = record.outcome or Outcome.INTERNAL
         ending = outcome.ending
         charged = kept(ending.end, self._used(record)) if record.reserved is not None else _NOTHING
+        estimated = charged.output_tokens > 0 and (record.usage is None or record.usage.output_tokens is None)
+        self._ledger.settled(record, ending, charged, estimated=estimated)  # before anything here waits
         reservation = record.limits
         if reservation is not None and not isinstance(reservation, Refusal):
             await self._limiter.settle(reservation, charged, self._clock.unix_us())

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from gateway.api import admin_fleet, admin_keys, admin_limits, admin_organisations, admin_tenants
+from gateway.api import admin_fleet, admin_keys, admin_limits, admin_organisations, admin_tenants, admin_usage
 from gateway.api.admin_auth import Guard
 from gateway.api.admin_call import MERGE_PATCH, PREFIX, Answer, Call, Replay, Route, Who
 from gateway.api.admin_fleet import Fleet
@@ -40,6 +40,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *admin_keys.ROUTES,
     *admin_organisations.ROUTES,
     *admin_fleet.ROUTES,
+    *admin_usage.ROUTES,
 )
 
 

@@ -5,6 +5,7 @@ Settings are those of the config file under the same names, so that what is show
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -253,6 +254,15 @@ class UsageView(View):
     cached_tokens: int
     output_tokens: int
     micro_usd: int
+
+
+class UsageListView(View):
+    """Sums over the days from `from` up to and without `to`."""
+
+    first: date = Field(alias="from")
+    to: date
+    by: list[str]
+    data: list[UsageView]
 
 
 class RequestView(View):

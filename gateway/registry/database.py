@@ -15,7 +15,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, event, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
@@ -28,6 +28,14 @@ _CALL_S: Final = 10.0  # longest wait for a connection or a locked file, seconds
 
 Unavailable = (SQLAlchemyError, OSError, TimeoutError)
 """What any call here may raise when the database is away."""
+
+
+def blames_data(error: BaseException) -> bool:
+    """Whether the database is there and does not take what it was given: another try would end the same."""
+    if isinstance(error, DataError | IntegrityError):
+        return True
+    state = str(getattr(error.orig, "sqlstate", "")) if isinstance(error, DBAPIError) else ""
+    return state[:2] in {"22", "23"}  # data exceptions and broken constraints
 
 
 class NewerSchema(Exception):

@@ -41,7 +41,9 @@ class Seen:
     def __init__(self, database: Database) -> None:
         self.told: list[frozenset[str] | None] = []
         clock = count(1_000_000)
-        self.registry = Registry(database, BASE, now_us=lambda: next(clock), changed=lambda _, touched: self.told.append(touched))
+        self.registry = Registry(
+            database, BASE, now_us=lambda: next(clock), changed=lambda _, touched: self.told.append(touched)
+        )
 
     @property
     def book(self) -> Book:
