@@ -15,12 +15,15 @@ import orjson
 from providers.chunks import gave_up, index_of, read_usage, says
 from providers.exchange import NO_USAGE, Call, Endpoint, Gathered, Relayed, Usage
 from providers.failures import broken, classify_error, read_error
+from providers.mould import Mould, mould_of
 from providers.sse import EventTooLarge, Framer, data_of, encode_event
 
 WHOLE_MAX = 256 << 20
 """Bytes of one whole answer: a full batch of embeddings as JSON floats stays below."""
 GATHER_MAX = 64 << 20
 """Bytes of a stream that is gathered."""
+_MOULDS = 8
+"""Looked for in one stream: where every frame differs in more than its text, more would be in vain."""
 _PARSE_MAX = 256 << 10
 """Embeddings above this many bytes are not parsed: their usage stands at the end and is read from there."""
 
@@ -136,8 +139,8 @@ def as_stream(answer: dict[str, Any], wants_usage: bool) -> bytes:
 class GatherReader:
     """Puts a stream together and gives the whole answer with its last frame."""
 
-    __slots__ = ("_call", "_choices", "_finish_required", "_framer", "_head", "_kind", "_over", "_raw_usage", "_size",
-                 "_whole", "tokens", "usage")  # fmt: skip
+    __slots__ = ("_call", "_choices", "_finish_required", "_framer", "_head", "_kind", "_mould", "_moulds", "_over",
+                 "_raw_usage", "_said", "_size", "_whole", "tokens", "usage")  # fmt: skip
 
     def __init__(self, call: Call, kind: str, *, finish_required: bool = False) -> None:
         self.usage: Usage = NO_USAGE
@@ -150,6 +153,12 @@ class GatherReader:
         """Top-level fields: the first value that says something stays."""
         self._choices: dict[int, _Choice] = {}
         self._raw_usage: dict[str, Any] | None = None
+        self._mould: Mould | None = None
+        """Of the frame that was parsed last."""
+        self._said: list[str] = []
+        """Where the choice of that frame keeps what a frame of its mould says."""
+        self._moulds = _MOULDS
+        """How many more may be looked for."""
         self._size = 0
         self._over = False
         self._whole: WholeReader | None = None
@@ -177,11 +186,20 @@ class GatherReader:
     def _frames(self, frames: list[bytes]) -> Relayed:
         relayed = Relayed()
         for frame in frames:
+            said = self._mould.text(frame) if self._mould is not None else None
+            if said is not None:
+                self._said.append(said)
+                relayed.tokens += 1
+                relayed.content = True
+                continue
             text = (data_of(frame) or b"").strip()
             if text == b"[DONE]":
                 self._finish(relayed)
             elif text:
+                tokens = relayed.tokens
                 self._add(text, relayed)
+                if self._moulds and relayed.tokens != tokens and relayed.failure is None:
+                    self._look_for_mould(frame)
             if relayed.done or relayed.failure is not None:
                 self._over = True
                 break
@@ -243,6 +261,14 @@ class GatherReader:
             if gave_up(choice.get("finish_reason")):
                 reason = choice["finish_reason"]
                 relayed.failure = broken(f"The upstream gave the answer up ({reason}).", "upstream_aborted")
+
+    def _look_for_mould(self, frame: bytes) -> None:
+        """The frame has been added: from now on others like it need not be parsed."""
+        self._moulds -= 1
+        self._mould = mould = mould_of(frame)
+        if mould is not None:
+            choice = self._choices[mould.index]
+            self._said = choice.parts[mould.name] if mould.in_delta else choice.text
 
     def _finish(self, relayed: Relayed) -> None:
         choices = [self._choices[index] for index in sorted(self._choices)]
