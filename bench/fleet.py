@@ -63,11 +63,12 @@ def capacity(requests: Sequence[Request], replicas: int, settings: EngineSetting
 
 
 def _throughput(requests: Sequence[Request], settings: EngineSettings, seats: int) -> float:
-    """Requests a second of one engine that always has `seats` of them."""
+    """Requests a second of one engine that always has `seats` of them; 0 if there are too few to tell."""
     # the cache in blocks of the trace, which is the same work with fewer names
     engine = Engine(replace(settings, block_tokens=BLOCK_TOKENS) if requests[0].blocks else settings)
     now = 0.0
     ended = sent = 0
+    began: tuple[float, int] | None = None  # counted from when as many have ended as run side by side
     while sent < len(requests):
         while sent < len(requests) and len(engine.live) < seats:
             one = requests[sent]
@@ -78,7 +79,9 @@ def _throughput(requests: Sequence[Request], settings: EngineSettings, seats: in
         assert step is not None
         now = step.ends_at
         ended += len(engine.finish().finished)
-    return ended / now
+        if began is None and ended >= seats:
+            began = now, ended
+    return 0.0 if began is None else (ended - began[1]) / (now - began[0])
 
 
 async def _serve_engines(count: int, speed: float) -> None:
