@@ -462,6 +462,7 @@ class App:
 
     def _extra_metrics(self) -> Iterable[Metric]:
         yield from families.limits(self.limiter)
+        yield from families.leaving(self.leaving)
         now = self.clock.monotonic()
         yield from families.breakers(self.breakers, now)
         yield from routes.spill({name: parts.polled.spillway for name, parts in self.pools.items()}, now)

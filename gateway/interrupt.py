@@ -89,6 +89,11 @@ class Interrupt:
             self._task.uncancel()
         return reason
 
+    @property
+    def pending(self) -> bool:
+        """Whether the task was cancelled by us and nobody has taken the reason yet."""
+        return self._reason is not None
+
     def is_pending(self, reason: Reason) -> bool:
         """Whether the task was cancelled by us for `reason` and nobody has taken it yet."""
         return self._reason is reason

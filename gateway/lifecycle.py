@@ -21,6 +21,7 @@ from gateway.api.routes import dialect_at
 from gateway.api.seam import ClientGone, Exchange, Headers
 from gateway.clock import Clock
 from gateway.dispatch import Dispatcher
+from gateway.endings import gone
 from gateway.interrupt import Deadlines, Interrupt, Reason
 from gateway.outcomes import Outcome, Refused
 from gateway.record import Phase, Phases, Record
@@ -78,11 +79,11 @@ class Lifecycle:
         except Refused as refused:
             await self._answer(http, record, refused)
         except ClientGone:
-            record.finish(_gone(record))
+            record.finish(gone(record))
         except asyncio.CancelledError:
             ours = _interrupted(interrupt, http)
             if ours is None:
-                record.finish(_gone(record))
+                record.finish(gone(record))
                 raise
             await self._answer(http, record, ours)
         except Exception:
@@ -169,19 +170,6 @@ class Lifecycle:
     def in_flight(self) -> int:
         """Requests between their first byte and settlement."""
         return len(self._under_way)
-
-
-def _gone(record: Record) -> Outcome:
-    """Which of the endings of a client that left: by the phase it left in."""
-    match record.phases.current:
-        case Phase.LIMIT:
-            return Outcome.GONE_UNREAD
-        case Phase.QUEUE:
-            return Outcome.GONE_QUEUED
-        case Phase.DECODE | Phase.FINISH:
-            return Outcome.GONE_DECODE
-        case _:
-            return Outcome.GONE_PREFILL
 
 
 def _interrupted(interrupt: Interrupt, http: Exchange) -> Refused | None:

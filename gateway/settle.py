@@ -130,7 +130,7 @@ class Settler:
         outcome = record.outcome or Outcome.INTERNAL
         ending = outcome.ending
         charged = kept(ending.end, self._used(record)) if record.reserved is not None else _NOTHING
-        estimated = charged.output_tokens > 0 and (record.usage is None or record.usage.output_tokens is None)
+        estimated = charged.output_tokens > 0 and not _reported(record)
         self._ledger.settled(record, ending, charged, estimated=estimated)  # before anything here waits
         reservation = record.limits
         if reservation is not None and not isinstance(reservation, Refusal):
@@ -146,10 +146,9 @@ class Settler:
         prompt = usage.prompt_tokens
         if prompt is None:
             prompt = estimate.prompt_tokens if estimate is not None else 0
-        output = usage.output_tokens if usage.output_tokens is not None else record.counted_tokens
         use = TokenUse(
             prompt=prompt,
-            output=output,
+            output=_output(record),
             cached=usage.cached_tokens or 0,
             cache_write=usage.cache_write_tokens or 0,
             reasoning=usage.reasoning_tokens or 0,
@@ -161,7 +160,7 @@ class Settler:
         accepted, usage = record.accepted, record.usage
         if accepted is None or (usage is None and not record.counted_tokens):
             return
-        output = usage.output_tokens if usage is not None and usage.output_tokens is not None else None
+        output = usage.output_tokens if usage is not None and record.usage_whole else None
         self._estimator.observe(
             accepted.principal.tenant,
             accepted.model.name,
@@ -189,8 +188,25 @@ class Settler:
         series.prompt_tokens += charged.input_tokens
         series.output_tokens += charged.output_tokens
         series.cached_tokens += usage.cached_tokens or 0
-        if charged.output_tokens and usage.output_tokens is None:
+        if charged.output_tokens and not _reported(record):
             series.estimated_usage += 1
+
+
+def _reported(record: Record) -> bool:
+    """Whether the upstream itself said how much the whole answer was."""
+    return record.usage_whole and record.usage is not None and record.usage.output_tokens is not None
+
+
+def _output(record: Record) -> int:
+    """Output tokens as reported; of a part of an answer at least what was counted, and of one that is billed on at
+    least what was estimated.
+    """
+    reported = record.usage.output_tokens if record.usage is not None else None
+    if reported is not None and record.usage_whole:
+        return reported
+    counted = max(reported or 0, record.counted_tokens)
+    estimate = record.estimate
+    return max(counted, estimate.output_tokens) if record.billed_on and estimate is not None else counted
 
 
 def _refused(refusal: Refusal) -> Refused:
@@ -265,6 +281,8 @@ def _line(record: Record, ending: Ending, charged: Amounts) -> dict[str, object]
     }
     if record.first_token_at is not None:
         line["ttft_ms"] = round(1000 * (record.first_token_at - phases.started), 3)
+    if charged.output_tokens:
+        line["usage"] = "reported" if _reported(record) else "estimated"
     if record.detail:
         line["detail"] = record.detail
     if len(record.attempts) > 1 or (record.attempts and record.attempts[-1].result != "served"):

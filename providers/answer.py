@@ -76,6 +76,7 @@ class Answer:
         "_error",
         "_unread",
         "_waiter",
+        "abides",
         "complete",
         "connect_s",
         "headers",
@@ -95,6 +96,7 @@ class Answer:
         self.idle_s = idle_s
         self.is_head = is_head  # an answer to HEAD has no body whatever its headers say
         self.touched = False  # any byte of the answer has come
+        self.abides = False  # a cancelled read leaves the connection open, for whoever reads on or closes it
         self._chunks: list[bytes] = []  # body bytes not read yet, oldest first
         self._unread = 0  # sum of the lengths of _chunks
         self._error: TransportError | None = None  # set at most once; told after the chunks have been read
@@ -122,7 +124,7 @@ class Answer:
         """Give the body bytes that have come since the last call, waiting for some; b"" at the proper end.
 
         Raises Silence, Cut or Malformed, after all bytes that came before the failure. Cancelling it closes the
-        connection. One reader at a time.
+        connection, unless the answer abides. One reader at a time.
         """
         while not self._unread:
             if self._error is not None:
@@ -135,7 +137,8 @@ class Answer:
             try:
                 await connection.expect(self)
             except BaseException:
-                self.close()
+                if not self.abides:
+                    self.close()
                 raise
             finally:
                 self._waiter = None

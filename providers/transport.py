@@ -13,7 +13,7 @@ import asyncio
 import math
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -94,9 +94,11 @@ class Transport:
         headers: Sequence[tuple[str, str]],
         body: bytes,
         timers: Timers,
+        sending: Callable[[], None] | None = None,
     ) -> Answer:
         """Send a request and give its answer once the head has come. The caller owns the answer: read or close it.
 
+        `sending` is called when a connection stands and the request is about to go, again if it goes a second time.
         Host, content-length and accept-encoding are set here. Raises ValueError for a request that cannot be framed
         (nothing is sent then), ConnectFailed, HeadTimeout, Silence, Cut or Malformed.
         """
@@ -111,6 +113,8 @@ class Transport:
                 started = time.monotonic()
                 connection, reused = await pool.acquire(timers.connect_s, fresh=again)
                 connect_s = time.monotonic() - started
+            if sending is not None:
+                sending()
             answer = Answer(idle_s=timers.idle_s, reused=reused, connect_s=connect_s, is_head=method == "HEAD")
             try:
                 await connection.begin(answer, head, body, timers.head_s)

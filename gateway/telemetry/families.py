@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.leaving import Leaving
 from providers.breaker import Breakers
 from providers.health import State
 from ratelimit.redis_store import RedisLimiter
@@ -47,3 +48,18 @@ def breakers(found: Breakers, now: float) -> Iterator[Metric]:
         for one in State:
             state.add_metric([*key, one], 1 if snapshot.state is one else 0)
     yield state
+
+
+def leaving(found: Leaving) -> Iterator[Metric]:
+    """What became of answers whose clients left."""
+    ends = CounterMetricFamily(
+        "weighbridge_left_answers",
+        "Answers whose client left: closed at once, read to their usage, or unread and settled with an estimate.",
+        labels=("pool", "result"),
+    )
+    for (pool, result), count in found.ends.items():
+        ends.add_metric([pool, result], count)
+    yield ends
+    running = GaugeMetricFamily("weighbridge_left_answers_running", "Answers read on although their client left.")
+    running.add_metric([], found.running)
+    yield running
