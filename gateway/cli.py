@@ -6,7 +6,6 @@ of their own are named in `_LATER`; such a file has `register(app)`, which adds 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -17,11 +16,12 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from gateway import config, keys
+from gateway import config
 from gateway.summary import LISTED, count, summary
 
 _LATER: Final[Mapping[str, str]] = MappingProxyType(
     {
+        **dict.fromkeys(("tenants", "keys", "limits", "reservations", "usage", "pools"), "gateway.cli_admin"),
         "replay": "gateway.cli_replay",
         "simulate": "gateway.cli_simulate",
     }
@@ -52,8 +52,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
-app.add_typer(keys_app, name="keys")
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The config file.")]
 _ConfigOption = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The config file.")]
@@ -100,31 +98,6 @@ def demo(port: _Port = 8080, admin_port: _AdminPort = 8081) -> None:
         gateway_demo.run(port, admin_port, typer.echo)
 
 
-@keys_app.command("mint")
-def mint(
-    key_id: Annotated[str | None, typer.Option("--id", help="1 to 16 of a-z and 0-9; a random one if none.")] = None,
-    pepper: Annotated[
-        str | None, typer.Option("--pepper-env", metavar="NAME", help="Environment variable that holds the pepper.")
-    ] = None,
-) -> None:
-    """Make a new key: the key itself for its holder, and its hash for the config file."""
-    secret = b""
-    if pepper is not None:
-        value = config.environment(pepper)
-        if not value:
-            raise typer.BadParameter(f"the environment variable {pepper} is not set", param_hint="--pepper-env")
-        secret = value.encode()
-    chosen = _random_id() if key_id is None else key_id
-    try:
-        key = keys.mint(chosen, secrets.token_bytes(keys.RANDOM_BYTES))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--id") from error
-    typer.echo("# for the holder; it cannot be shown again", err=True)
-    typer.echo(key)
-    typer.echo("# for the config file, under the tenant's keys", err=True)
-    typer.echo(f'- {{id: {chosen}, hash: "{keys.digest(key, secret)}"}}')
-
-
 def _read(file: Path) -> config.Config:
     """The config, its warnings printed; a bad one is printed like a compiler does, and ends the command."""
     try:
@@ -148,8 +121,3 @@ def _address_in_use() -> Iterator[None]:
     except OSError as error:
         typer.echo(f"weighbridge: {error.strerror or error}", err=True)
         raise typer.Exit(1) from None
-
-
-def _random_id() -> str:
-    alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
-    return "".join(secrets.choice(alphabet) for _ in range(10))
