@@ -6,7 +6,8 @@ engine can serve, both from the same moment on. Equal weights, no class set by h
 inside its objective when it has all its tokens, TTFT <= 1 s and mean TPOT <= 60 ms.
 
 Five cases: noisy alone and both, each straight at the engine and through the gateway, and quiet alone
-through it. Tokens/s are of the seconds 5 to the end.
+through it. Tokens/s and engine work (prompt and output tokens
+processed) are of the seconds 5 to the end.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Case:
     quiet: list[Sent]
     noisy: list[Sent]
     seconds: float
+    work: float  # prompt and output tokens the engine processed, a second, seconds 5 to the end
 
     def rate(self) -> float:
         """Output tokens a second of the noisy tenant, seconds 5 to the end."""
@@ -90,7 +92,13 @@ async def _ask(
         pass
 
 
-async def _case(name: str, base: str, model: str, *, quiet: bool, noisy: bool, seconds: float) -> Case:
+async def _work(session: aiohttp.ClientSession, engine: str) -> int:
+    async with session.get(engine + "/sim/state?requests=0") as answer:
+        state = orjson.loads(await answer.read())
+    return int(state["prompt_tokens_total"] + state["generation_tokens_total"])
+
+
+async def _case(name: str, base: str, model: str, engine: str, *, quiet: bool, noisy: bool, seconds: float) -> Case:
     rng = random.Random(7)
     quiets = [Sent(float(n), 50) for n in range(int(seconds))] if quiet else []
     noisies: list[Sent] = []
@@ -106,19 +114,23 @@ async def _case(name: str, base: str, model: str, *, quiet: bool, noisy: bool, s
             for tenant, prompt, group in (("quiet", 300, quiets), ("noisy", 2000, noisies))
             for sent in group
         ]
-        await asyncio.wait(tasks, timeout=seconds + _PATIENCE_S)
+        await asyncio.sleep(max(0.0, start + _WARM_S - time.monotonic()))
+        before = await _work(session, engine)
+        await asyncio.sleep(max(0.0, start + seconds - time.monotonic()))
+        work = (await _work(session, engine) - before) / (seconds - _WARM_S)
+        await asyncio.wait(tasks, timeout=_PATIENCE_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return Case(name, quiets, noisies, seconds)
+    return Case(name, quiets, noisies, seconds, work)
 
 
 def _run(name: str, *, through: bool, quiet: bool, noisy: bool, seconds: float, capacity: str) -> Case:
     with stack.engine("noisy") as url:
         if not through:
-            return uvloop.run(_case(name, url, "sim-large", quiet=quiet, noisy=noisy, seconds=seconds))
+            return uvloop.run(_case(name, url, "sim-large", url, quiet=quiet, noisy=noisy, seconds=seconds))
         with stack.gateway(url, capacity) as (base, _):
-            return uvloop.run(_case(name, base, stack.MODEL, quiet=quiet, noisy=noisy, seconds=seconds))
+            return uvloop.run(_case(name, base, stack.MODEL, url, quiet=quiet, noisy=noisy, seconds=seconds))
 
 
 def _quantile(values: list[float], q: float) -> str:
@@ -128,9 +140,10 @@ def _quantile(values: list[float], q: float) -> str:
 def report(cases: list[Case]) -> Table:
     """The table of the README."""
     alone = next(case.rate() for case in cases if case.name == "engine alone, noisy only")
+    full = next(case.work for case in cases if case.name == "engine alone, noisy only")
     table = Table(title="A noisy tenant beside a quiet one")
     for title in ("case", "quiet in SLO", "sent after 15 s", "quiet TTFT p50 / p95 / max s", "quiet refused",
-                  "noisy tokens/s", "of alone", "noisy refused"):  # fmt: skip
+                  "noisy tokens/s", "of alone", "noisy refused", "engine work"):  # fmt: skip
         table.add_column(title, justify="left" if title == "case" else "right")
     for case in cases:
         ttft = [sent.tokens[0] - sent.at for sent in case.quiet if sent.tokens]
@@ -142,8 +155,9 @@ def report(cases: list[Case]) -> Table:
             f"{_quantile(ttft, 0.5)} / {_quantile(ttft, 0.95)} / {_quantile(ttft, 1.0)}" if case.quiet else "-",
             str(sum(sent.status not in {0, 200} for sent in case.quiet)) if case.quiet else "-",
             f"{case.rate():.0f}" if case.noisy else "-",
-            f"{case.rate() / alone:.0%}" if case.noisy else "-",
+            f"{case.rate() / alone:.1%}" if case.noisy else "-",
             f"{refused / len(case.noisy):.0%}" if case.noisy else "-",
+            f"{case.work / full:.1%}",
         )
     return table
 
