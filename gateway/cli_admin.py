@@ -9,8 +9,6 @@ from typing import Annotated, Any, Final
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from gateway.admin_client import DEMO, AdminClient, Failed, name_in_path
 
@@ -52,12 +50,15 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], as_json:
     if as_json:
         typer.echo(orjson.dumps(list(rows), option=orjson.OPT_INDENT_2).decode())
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in columns.values():
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*(text(row.get(name)) for name in columns))
-    Console(soft_wrap=True).print(table, markup=False)
+    cells = [list(columns.values()), *([text(row.get(name)) for name in columns] for row in rows)]
+    numbers = [all(isinstance(row.get(name), int | float) for row in rows) and bool(rows) for name in columns]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    for line in cells:  # never folded: a line is a thing, for people and for grep
+        parts = (
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(line, widths, numbers, strict=True)
+        )
+        typer.echo("  ".join(parts).rstrip())
 
 
 def text(value: Any) -> str:
