@@ -26,6 +26,7 @@ class WindowSeen:
     token_s: float | None  # mean time between tokens
     kv_tokens: float
     prefill_per_s: float
+    sequences: float  # decoding side by side, mean
     late: float  # part of the first tokens that came later than they should, 0..1
 
 
@@ -101,6 +102,7 @@ class Meter:
             token_s,
             kv_seconds / seconds if seconds > 0 else 0.0,
             max(0.0, prefill_done - done) / (now - began),
+            seconds / (now - began),
             late / first if first else 0.0,
         )
         if token_s is not None and token_s > 0:

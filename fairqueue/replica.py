@@ -130,7 +130,7 @@ class Replica:
             limit = min(limit, self.learner.limit)
         factor = self.steering.net.factor
         if self.steering.sequences is not None:
-            limit = min(limit, max(1, int(self.steering.sequences)))
+            limit = min(limit, max(1, int(self.steering.sequences), self.steering.least_seats))
         if factor < 1.0 and limit:
             limit = min(limit, max(1, int((limit if known is None else known) * factor)))
         if self._full_at is not None:
@@ -229,7 +229,9 @@ class Replica:
             seats=self.seats.value,
             used=max(seats, cache),
             kv_used_part=cache,
+            seats_held=self.seats_held,
         )
+        self.learner.good, self.learner.least = self.steering.good_seats, self.steering.least_seats
         if slow and self._learning:
             self.learner.congested(now, None)
         self.limit_seats()
