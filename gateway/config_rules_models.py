@@ -8,8 +8,9 @@ from typing import Final
 from gateway.config_finding import Finding, Rule, rule
 from gateway.config_messages import unknown
 from gateway.settings import Config
-from gateway.settings_models import Model
+from gateway.settings_models import Model, Target
 from gateway.yaml_tree import Path
+from providers.engines import FACTS
 
 
 def aliases(config: Config) -> Iterator[Finding]:
@@ -46,10 +47,19 @@ def routes(config: Config) -> Iterator[Finding]:
                 if key in seen:
                     yield Finding(path, f"{target.model!r} in pool {target.pool!r} is in tier {seen[key]} already")
                 seen.setdefault(key, number + 1)
-        yield from _promises(("models", name), model)
+                yield from _abilities(path, target, config)
+        yield from _promises(("models", name), model, config)
 
 
-def _promises(path: Path, model: Model) -> Iterator[Finding]:
+def _abilities(path: Path, target: Target, config: Config) -> Iterator[Finding]:
+    """What is said of a target is nothing that its kind cannot do."""
+    pool = config.pools.get(target.pool)
+    for index, feature in enumerate(target.features or ()):
+        if pool is not None and feature not in FACTS[pool.kind].features:
+            yield Finding((*path, "features", index), f"no upstream of kind {pool.kind!r} has {feature!r}")
+
+
+def _promises(path: Path, model: Model, config: Config) -> Iterator[Finding]:
     targets = [target for tier in model.tiers for target in tier.targets]
     contexts = [target.context or model.context for target in targets]
     if max(contexts) < model.context:
@@ -62,6 +72,13 @@ def _promises(path: Path, model: Model) -> Iterator[Finding]:
         for index, feature in enumerate(model.features):
             if all(target.features is not None and feature not in target.features for target in targets):
                 yield Finding((*path, "features", index), f"no target has {feature!r}")
+                continue
+            kinds = {config.pools[target.pool].kind for target in targets if target.pool in config.pools}
+            if kinds and not any(feature in FACTS[kind].features for kind in kinds):
+                named = " and ".join(repr(kind) for kind in sorted(kinds))
+                yield Finding(
+                    (*path, "features", index), f"no target has {feature!r}: no upstream of kind {named} does"
+                )
 
 
 def failure_domains(config: Config) -> Iterator[Finding]:

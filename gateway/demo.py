@@ -52,7 +52,7 @@ models:
   {model}:
     context: 32768
     aliases: [gpt-4o-mini]
-    features: [tools, json_schema, embeddings]
+    features: [tools, json_schema, embeddings, reasoning]
     tiers:
       - targets: [{{pool: local, model: {engine_model}}}]
       - targets: [{{pool: vendor, model: {vendor_model}}}]

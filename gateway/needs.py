@@ -38,6 +38,8 @@ def _features(accepted: Accepted) -> frozenset[Feature]:
         found.add(Feature.LOGPROBS)
     if body.get("audio"):
         found.add(Feature.AUDIO)
+    if _wants_thought(accepted.call):
+        found.add(Feature.REASONING)
     if accepted.call.endpoint is Endpoint.EMBEDDINGS:
         found.add(Feature.EMBEDDINGS)
     return frozenset(found) if found else _NO_FEATURES
@@ -56,6 +58,17 @@ def _wants_schema(call: Call) -> bool:
         case _:
             wanted = body.get("response_format")
     return isinstance(wanted, dict) and wanted.get("type") == "json_schema"
+
+
+def _wants_thought(call: Call) -> bool:
+    """Whether reasoning is asked for, as each dialect says it."""
+    body = call.body
+    if call.endpoint is Endpoint.MESSAGES:
+        inside = body.get("thinking")
+        return isinstance(inside, dict) and inside.get("type") not in (None, "disabled")
+    inside = body.get("reasoning") if call.endpoint is Endpoint.RESPONSES else None
+    effort = inside.get("effort") if isinstance(inside, dict) else body.get("reasoning_effort")
+    return effort not in (None, "none")
 
 
 def _policy(principal: Principal) -> Policy:

@@ -213,7 +213,7 @@ def route(name: str, model: Model, config: Config) -> Route:
                         failure_domain=_domain(config.pools[target.pool]),
                         weight=target.weight,
                         context=target.context or model.context,
-                        features=_features(target.features or model.features),
+                        features=_features(target.features or model.features, config.pools[target.pool].kind),
                         input_usd_per_mtok=_usd(target.prices or model.prices, "input"),
                         output_usd_per_mtok=_usd(target.prices or model.prices, "output"),
                     )
@@ -226,8 +226,10 @@ def route(name: str, model: Model, config: Config) -> Route:
     )
 
 
-def _features(names: Sequence[str] | None) -> frozenset[Feature]:
-    return frozenset(Feature) if names is None else frozenset(Feature(name) for name in names)
+def _features(names: Sequence[str] | None, kind: str) -> frozenset[Feature]:
+    """What a target can do: what is said of it, and never more than its kind can."""
+    can = FACTS[kind].features
+    return can if names is None else can & {Feature(name) for name in names}
 
 
 def _usd(given: PriceSettings | None, which: str) -> float | None:
