@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import orjson
 
 from fairqueue.item import RequestClass
-from gateway.api import openai
+from gateway.api import openai, responses
 from gateway.api.reserved import passed_on
 from gateway.api.routes import ROUTES
 from gateway.api.seam import BodyTooLarge, BodyTooSlow, Exchange, Headers
@@ -31,6 +31,8 @@ from providers.exchange import Call, Endpoint
 _ESTIMATE_SLACK = 1.1
 _JSON = ("content-type", "application/json")
 _CLASSES = {cls.value: cls for cls in RequestClass}
+_OF_INPUT = frozenset({Endpoint.EMBEDDINGS, Endpoint.RESPONSES})
+_CAPS = {Endpoint.CHAT: "max_completion_tokens", Endpoint.RESPONSES: "max_output_tokens"}
 _WITHOUT_OUTPUT = frozenset({Endpoint.EMBEDDINGS, Endpoint.COUNT_TOKENS})
 
 
@@ -133,7 +135,7 @@ class Doorman:
                 Outcome.CONTEXT_TOO_LONG,
                 f"This model's maximum context length is {entry.context} tokens; "
                 f"the prompt is about {estimate.prompt_tokens} tokens.",
-                param="input" if call.endpoint is Endpoint.EMBEDDINGS else "messages",
+                param="input" if call.endpoint in _OF_INPUT else "messages",
             )
         cls = _CLASSES[principal.cls]
         if call.body.get("service_tier") == "flex":
@@ -157,7 +159,14 @@ class Doorman:
     async def _other(self, http: Exchange, world: World, record: Record, path: str) -> None:
         """GET /v1/models and /v1/models/{id}; anything else is unknown here."""
         if path != openai.MODELS_PATH and not path.startswith(openai.MODELS_PATH + "/"):
-            hint = " The base URL should end in /v1 only once." if path.startswith("/v1/v1/") else ""
+            if path.startswith(responses.PATH + "/"):
+                record.principal = self._authenticate(http, world)
+                raise responses.of_kept(http.method, path)
+            hint = ""
+            if path.startswith("/v1/v1/messages"):
+                hint = " Anthropic's SDK adds /v1 itself: leave it off the base URL."
+            elif path.startswith("/v1/v1/"):
+                hint = " The base URL should end in /v1 only once."
             raise Refused(Outcome.UNKNOWN_PATH, f"Unknown request URL: {http.method} {path}.{hint}")
         if http.method not in {"GET", "HEAD"}:
             raise Refused(
@@ -193,7 +202,7 @@ def _cap_output(call: Call, entry: ModelEntry) -> None:
     if most is None or call.endpoint in _WITHOUT_OUTPUT:
         return
     named = False
-    for name in ("max_completion_tokens", "max_tokens"):
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         asked = call.body.get(name)
         if asked is None:
             continue
@@ -205,7 +214,7 @@ def _cap_output(call: Call, entry: ModelEntry) -> None:
                 param=name,
             )
     if not named:
-        call.body["max_completion_tokens" if call.endpoint is Endpoint.CHAT else "max_tokens"] = most
+        call.body[_CAPS.get(call.endpoint, "max_tokens")] = most
         call.raw = orjson.dumps(call.body)
 
 

@@ -14,7 +14,13 @@ import orjson
 from providers.exchange import Call, Endpoint
 from providers.prefix import BOUNDARIES, Affinity, affinity
 
-_START = {Endpoint.CHAT: b'"messages"', Endpoint.COMPLETIONS: b'"prompt"'}
+_START = {
+    Endpoint.CHAT: b'"messages"',
+    Endpoint.COMPLETIONS: b'"prompt"',
+    Endpoint.MESSAGES: b'"messages"',
+    Endpoint.RESPONSES: b'"input"',
+}
+_BEFORE = ("system", "instructions")  # of other dialects: what comes before the first message
 _LONGEST_TOKENS = 48_000  # of a prompt that is named: what is longer than this and differs later is rare
 _NAMED = sum(tokens <= _LONGEST_TOKENS for tokens in BOUNDARIES)
 _NAMED_BYTES = 4 * BOUNDARIES[_NAMED - 1]
@@ -47,6 +53,8 @@ def name_of(call: Call, tenant: str, salt: str, adapter: str | None) -> Affinity
     if at < 0:
         return None
     pieces = [call.raw[at : at + _NAMED_BYTES]]
+    if call.endpoint is not Endpoint.CHAT:
+        pieces[:0] = [orjson.dumps(call.body[name]) for name in _BEFORE if call.body.get(name)]
     tools = call.body.get("tools")
     if tools:
         # Engines put the tools before the first message, wherever they stand in the body.

@@ -7,7 +7,7 @@ taken out by the stream reader, as it would be for any upstream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from providers.engines import FACTS, Facts
@@ -16,6 +16,10 @@ from providers.openai import PATHS, OpenAIKind, root_path
 
 _KNOWS_USAGE = "2024-09-01"
 """The first version that knows `stream_options` and `max_completion_tokens`."""
+
+
+_KNOWS_RESPONSES = "2025-03-01"
+_BEFORE_RESPONSES = replace(FACTS["azure"], endpoints=FACTS["azure"].endpoints - {Endpoint.RESPONSES})
 
 
 def _date(version: str) -> str:
@@ -33,6 +37,8 @@ class AzureKind(OpenAIKind):
         if version is None:
             return root_path(upstream.base_url, "/openai/v1") + PATHS[call.endpoint]
         root = root_path(upstream.base_url, "").removesuffix("/v1").removesuffix("/openai")
+        if call.endpoint is Endpoint.RESPONSES:
+            return f"{root}/openai/responses?api-version={quote(version, safe='')}"
         deployment = quote(upstream.model, safe="")
         return f"{root}/openai/deployments/{deployment}{PATHS[call.endpoint]}?api-version={quote(version, safe='')}"
 
@@ -47,8 +53,10 @@ class AzureKind(OpenAIKind):
     def dialect(self, upstream: Upstream) -> Facts:
         """What the API of the chosen date can do."""
         version = upstream.extra.get("api_version")
-        if version is None or _date(version) >= _KNOWS_USAGE:
+        if version is None or _date(version) >= _KNOWS_RESPONSES:
             return FACTS[self.name]
+        if _date(version) >= _KNOWS_USAGE:
+            return _BEFORE_RESPONSES
         return Facts(
             engine=False,
             stream_options=False,

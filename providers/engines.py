@@ -22,7 +22,8 @@ from providers.route import Feature
 
 _ALL = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS})
 _MESSAGES = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
-_OVER_CHAT = frozenset({Endpoint.MESSAGES})
+_NATIVE = _ALL | _MESSAGES | {Endpoint.RESPONSES}
+_OVER_CHAT = frozenset({Endpoint.MESSAGES, Endpoint.RESPONSES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,11 @@ _TRANSLATED = frozenset({Feature.TOOLS, Feature.IMAGES, Feature.JSON_SCHEMA, Fea
 
 FACTS: Mapping[str, Facts] = MappingProxyType(
     {
-        "vllm": replace(_VLLM, endpoints=_ALL | _MESSAGES),
+        "vllm": replace(_VLLM, endpoints=_NATIVE),
         "simulated": _VLLM,
         "sglang": Facts(
             engine=True, priority=1, salt=True, continuous_usage=True, continues=True, cancels=True,
-            leaving_stops_billing=True, endpoints=_ALL | _MESSAGES, health_path="/health",
+            leaving_stops_billing=True, endpoints=_NATIVE, health_path="/health",
             metrics_path="/metrics", load_path="/v1/loads",
             adapter_paths=("/load_lora_adapter", "/unload_lora_adapter"),
         ),
@@ -93,7 +94,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         ),
         "llamacpp": Facts(
             # Cancelling was broken and repaired there more than once, so it is not relied on.
-            engine=True, leaving_stops_billing=True, output_cap="max_tokens", endpoints=_ALL | _MESSAGES,
+            engine=True, leaving_stops_billing=True, output_cap="max_tokens", endpoints=_NATIVE,
             health_path="/health", metrics_path="/metrics", load_path="/slots",
         ),
         "trtllm": Facts(
@@ -102,10 +103,16 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         ),
         "ollama": Facts(
             engine=True, cancels=True, leaving_stops_billing=True, output_cap="max_tokens", finish_required=True,
-            endpoints=_ALL | {Endpoint.MESSAGES}, health_path="/api/version", load_path="/api/ps",
+            endpoints=_ALL | {Endpoint.MESSAGES, Endpoint.RESPONSES}, health_path="/api/version", load_path="/api/ps",
         ),
-        "openai": Facts(engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False),
-        "azure": Facts(engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False),
+        "openai": Facts(
+            engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False,
+            endpoints=_ALL | {Endpoint.RESPONSES},
+        ),
+        "azure": Facts(
+            engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False,
+            endpoints=_ALL | {Endpoint.RESPONSES},
+        ),
         "openai-compatible": Facts(engine=False, output_cap="max_tokens"),
         "gemini-openai": Facts(
             engine=False, extras=False, output_cap="max_tokens", endpoints=frozenset({Endpoint.CHAT,

@@ -54,8 +54,7 @@ class Unreadable(Exception):
 
 def message_id(upstream_id: str | None) -> str:
     """The id of a message, made from the upstream's own."""
-    id_ = upstream_id or "0"
-    return id_ if id_.startswith(_PREFIX) else _PREFIX + id_
+    return _PREFIX + (upstream_id or "0").removeprefix(_PREFIX).removeprefix("chatcmpl-")
 
 
 def frame(event: dict[str, Any]) -> bytes:
@@ -70,7 +69,7 @@ def _tool_block(call: Called, given: Any) -> dict[str, Any]:
     return block
 
 
-def _arguments(text: str) -> dict[str, Any] | None:
+def complete_arguments(text: str) -> dict[str, Any] | None:
     """A call's arguments when `text` is all of them."""
     try:
         value = orjson.loads(text or "{}")
@@ -199,7 +198,7 @@ class MessagesStream:
         return signature + frame({"type": "content_block_stop", "index": self._index})
 
     def _called(self, call: Called) -> bytes:
-        if isinstance(self._open, Called) and (self._waiting or _arguments("".join(self._written)) is None):
+        if isinstance(self._open, Called) and (self._waiting or complete_arguments("".join(self._written)) is None):
             self._waiting.append((call, []))
             return b""
         return self._begin(call, _tool_block(call, {}))
@@ -280,7 +279,7 @@ class MessagesWhole:
 
     def _message(self) -> dict[str, Any]:
         for _, pieces, block in self._calls.values():
-            given = _arguments("".join(pieces))
+            given = complete_arguments("".join(pieces))
             if given is None:
                 raise Unreadable
             block["input"] = given

@@ -30,7 +30,7 @@ from providers.conversation import (
 from providers.exchange import Call, Unsupported
 from providers.fields import STEERING
 from providers.messages_answer import OWN_SIGNATURE
-from providers.openai_request import EMPTY_SCHEMA
+from providers.openai_request import EMPTY_SCHEMA, integer, number
 
 _ROLES: Mapping[str, Role] = MappingProxyType({"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM})
 _CHOICES: Mapping[str, Choice] = MappingProxyType(
@@ -69,7 +69,7 @@ def read_messages(call: Call) -> Prompt:
             raise Unsupported(name)
     choice, tool_name, parallel = _choice(body.get("tool_choice"))
     effort, budget = _thinking(body)
-    cap = _integer("max_tokens", body.get("max_tokens"))
+    cap = integer("max_tokens", body.get("max_tokens"))
     if cap == 0:
         raise Unsupported("max_tokens", "max_tokens 0 (warming the cache) is not supported by this provider")
     stop = body.get("stop_sequences")
@@ -80,9 +80,9 @@ def read_messages(call: Call) -> Prompt:
         turns=(*_system(body.get("system")), *_turns(body.get("messages"))),
         stream=call.stream,
         output_cap=cap,
-        temperature=_number("temperature", body.get("temperature")),
-        top_p=_number("top_p", body.get("top_p")),
-        top_k=_integer("top_k", body.get("top_k")),
+        temperature=number("temperature", body.get("temperature")),
+        top_p=number("top_p", body.get("top_p")),
+        top_k=integer("top_k", body.get("top_k")),
         stop=tuple(word for word in stop if isinstance(word, str)) if isinstance(stop, list) else (),
         tools=_tools(body.get("tools")),
         choice=choice,
@@ -94,18 +94,6 @@ def read_messages(call: Call) -> Prompt:
         user=user if isinstance(user, str) else None,
         service_tier="default" if tier == "standard_only" else "auto" if tier == "auto" else None,
     )
-
-
-def _number(name: str, value: Any) -> float | None:
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return value
-    raise Unsupported(name, f"{name} must be a number")
-
-
-def _integer(name: str, value: Any) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise Unsupported(name, f"{name} must be an integer")
 
 
 def _system(given: Any) -> list[Turn]:

@@ -23,7 +23,8 @@ from providers.gather import GatherReader, WholeReader
 from providers.messages_native import native_reader
 from providers.openai_stream import StreamReader
 from providers.over_chat import OTHER_DIALECTS, as_chat, chat_reader
-from providers.passing import passed_on
+from providers.passing import passed_on, refuse_kept
+from providers.responses_native import response_reader
 
 PATHS: Mapping[Endpoint, str] = MappingProxyType(
     {
@@ -32,6 +33,7 @@ PATHS: Mapping[Endpoint, str] = MappingProxyType(
         Endpoint.EMBEDDINGS: "/embeddings",
         Endpoint.MESSAGES: "/messages",
         Endpoint.COUNT_TOKENS: "/messages/count_tokens",
+        Endpoint.RESPONSES: "/responses",
     }
 )
 
@@ -212,11 +214,16 @@ class OpenAIKind:
         if not _native(call, upstream, facts):
             return self.prepare(as_chat(call, upstream, facts), upstream)
         streams = _streams(call, upstream, facts)
+        changes: dict[str, Any] = {}
+        if call.endpoint is Endpoint.RESPONSES:
+            refuse_kept(call)
+            if facts.priority is not None and upstream.priority:
+                changes["priority"] = facts.priority * upstream.priority
         return Outgoing(
             method="POST",
             url_path=self.path(call, upstream),
             headers=headers_for(self.credential(upstream), upstream),
-            body=passed_on(call, upstream, facts, streams=streams, changes={}),
+            body=passed_on(call, upstream, facts, streams=streams, changes=changes),
             streams=streams,
         )
 
@@ -242,7 +249,8 @@ class OpenAIKind:
         streams = _streams(call, upstream, facts)
         if call.endpoint in OTHER_DIALECTS:
             if _native(call, upstream, facts):
-                return native_reader(call, self.name, streams=streams)
+                of_dialect = response_reader if call.endpoint is Endpoint.RESPONSES else native_reader
+                return of_dialect(call, self.name, streams=streams)
             return chat_reader(call, upstream, streams=streams)
         if not streams:
             return WholeReader(call, self.name)
@@ -259,7 +267,7 @@ def _streams(call: Call, upstream: Upstream, facts: Facts) -> bool:
     """Whether the upstream is asked to stream. A call is gathered only from a stream that tells its usage."""
     if call.endpoint in OTHER_DIALECTS:
         if _native(call, upstream, facts):
-            return call.endpoint is Endpoint.MESSAGES and (call.stream or upstream.gather)
+            return call.endpoint is not Endpoint.COUNT_TOKENS and (call.stream or upstream.gather)
         return call.stream or (upstream.gather and _tells_usage(upstream, facts))
     if call.endpoint is Endpoint.EMBEDDINGS:
         return False

@@ -56,38 +56,41 @@ def read_prompt(call: Call) -> Prompt:
     return Prompt(
         turns=_turns(body.get("messages")),
         stream=call.stream,
-        output_cap=_integer("max_tokens", body.get("max_tokens") if cap is None else cap),
-        temperature=_number("temperature", body.get("temperature")),
-        top_p=_number("top_p", body.get("top_p")),
-        top_k=_integer("top_k", body.get("top_k")) if asks("top_k", body.get("top_k")) else None,
-        seed=_integer("seed", body.get("seed")),
-        presence_penalty=_number("presence_penalty", body.get("presence_penalty")) or None,
-        frequency_penalty=_number("frequency_penalty", body.get("frequency_penalty")) or None,
+        output_cap=integer("max_tokens", body.get("max_tokens") if cap is None else cap),
+        temperature=number("temperature", body.get("temperature")),
+        top_p=number("top_p", body.get("top_p")),
+        top_k=integer("top_k", body.get("top_k")) if asks("top_k", body.get("top_k")) else None,
+        seed=integer("seed", body.get("seed")),
+        presence_penalty=number("presence_penalty", body.get("presence_penalty")) or None,
+        frequency_penalty=number("frequency_penalty", body.get("frequency_penalty")) or None,
         stop=(stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else (),
         tools=_tools(body),
         choice=choice,
         tool_name=tool_name,
         parallel_tools=body.get("parallel_tool_calls"),
         format=_format(body.get("response_format")),
-        effort=_string("reasoning_effort", body.get("reasoning_effort")),
-        user=_string("user", body.get("safety_identifier") or body.get("user")),
-        service_tier=_string("service_tier", body.get("service_tier")),
+        effort=string("reasoning_effort", body.get("reasoning_effort")),
+        user=string("user", body.get("safety_identifier") or body.get("user")),
+        service_tier=string("service_tier", body.get("service_tier")),
     )
 
 
-def _number(name: str, value: Any) -> float | None:
+def number(name: str, value: Any) -> float | None:
+    """A number or None. Raises Unsupported."""
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     raise Unsupported(name, f"{name} must be a number")
 
 
-def _integer(name: str, value: Any) -> int | None:
+def integer(name: str, value: Any) -> int | None:
+    """A whole number or None. Raises Unsupported."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise Unsupported(name, f"{name} must be an integer")
 
 
-def _string(name: str, value: Any) -> str | None:
+def string(name: str, value: Any) -> str | None:
+    """A text or None. Raises Unsupported."""
     if value is None or isinstance(value, str):
         return value
     raise Unsupported(name, f"{name} must be a string")
@@ -152,17 +155,17 @@ def _part(part: Any, where: str) -> Text | Media | None:
         image = part.get("image_url")
         url = image.get("url") if isinstance(image, dict) else image
         if isinstance(url, str):
-            return _media(url, f"{where}.image_url")
+            return media_of(url, f"{where}.image_url")
     if kind == "file":
         file = part.get("file")
         data = file.get("file_data") if isinstance(file, dict) else None
         if isinstance(data, str):
-            return _media(data, f"{where}.file", file.get("filename"))
+            return media_of(data, f"{where}.file", file.get("filename"))
         raise Unsupported(f"{where}.file", f"{where}: only files given as file_data are supported by this provider")
     raise Unsupported(f"{where}.type", f"{where}: content of type {kind!r} is not supported by this provider")
 
 
-def _media(url: str, where: str, name: Any = None) -> Media:
+def media_of(url: str, where: str, name: Any = None) -> Media:
     """A data URI or a URL. Raises Unsupported for a data URI that is not base64."""
     name = name if isinstance(name, str) else None
     if not url.startswith("data:"):
@@ -234,16 +237,17 @@ def _tools(body: dict[str, Any]) -> tuple[Tool, ...]:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind != "function" or not isinstance(tool.get("function"), dict):
             raise Unsupported(f"tools[{place}].type", f"tools[{place}]: only functions are supported by this provider")
-        tools.append(_tool(tool["function"], f"tools[{place}].function"))
+        tools.append(tool_of(tool["function"], f"tools[{place}].function"))
     legacy = body.get("functions")
     for place, function in enumerate(legacy if isinstance(legacy, list) else ()):
         if not isinstance(function, dict):
             raise Unsupported(f"functions[{place}]", f"functions[{place}] must be an object")
-        tools.append(_tool(function, f"functions[{place}]"))
+        tools.append(tool_of(function, f"functions[{place}]"))
     return tuple(tools)
 
 
-def _tool(function: dict[str, Any], where: str) -> Tool:
+def tool_of(function: dict[str, Any], where: str) -> Tool:
+    """A function the model may call. Raises Unsupported."""
     name, schema = function.get("name"), function.get("parameters")
     if not isinstance(name, str):
         raise Unsupported(f"{where}.name", f"{where}.name is missing")

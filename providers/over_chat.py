@@ -11,7 +11,7 @@ from providers.exchange import Call, Dialect, Endpoint, Reader, Upstream
 from providers.ingress import read_prompt
 from providers.translate import SseDecoder, WholeDecoder, reader
 
-OTHER_DIALECTS = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+OTHER_DIALECTS = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS, Endpoint.RESPONSES})
 """What an upstream of the OpenAI dialect either serves itself or is asked for as chat."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from providers.engines import Facts
-from providers.exchange import Call, Endpoint, Upstream
+from providers.exchange import Call, Endpoint, Unsupported, Upstream
 from providers.fields import STEERING
 from providers.splice import replaced
 
@@ -37,3 +37,19 @@ def passed_on(call: Call, upstream: Upstream, facts: Facts, *, streams: bool, ch
         if spliced is not None:
             return spliced
     return orjson.dumps({**{name: value for name, value in body.items() if name not in drops}, **changes})
+
+
+_KEPT = ("previous_response_id", "conversation", "background", "prompt")
+
+
+def refuse_kept(call: Call) -> None:
+    """Raises Unsupported where a call of the Responses API builds on what an upstream keeps for one account: all
+    tenants share that account, and none may come by another's conversation.
+    """
+    for name in _KEPT:
+        if call.body.get(name) not in (None, False):
+            raise Unsupported(name, f"{name} is not supported: responses are not kept from one request to the next")
+    items = call.body.get("input")
+    for place, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict) and item.get("type") == "item_reference":
+            raise Unsupported(f"input[{place}].type", f"input[{place}]: references to kept items are not supported")

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gateway.api import anthropic, openai
+from gateway.api import anthropic, openai, responses
 from gateway.api.seam import Exchange
 from providers.exchange import Call, Dialect, Endpoint
 
@@ -30,6 +30,7 @@ def _openai(endpoint: Endpoint) -> Route:
 
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {path: _openai(endpoint) for path, endpoint in openai.CALLS.items()}
+    | {responses.PATH: Route(Endpoint.RESPONSES, Dialect.OPENAI, lambda raw, _: responses.parse_call(raw))}
     | {
         path: Route(endpoint, Dialect.ANTHROPIC, partial(anthropic.parse_call, endpoint))
         for path, endpoint in anthropic.CALLS.items()
