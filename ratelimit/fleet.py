@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratelimit.away import AwayLimits, refuse
+from ratelimit.forget import Forgetting
 from ratelimit.group import Holds, charge, take, units_of
-from ratelimit.lease import LeasedMoney, LeasedRate, LeasedSlots, new_leased
+from ratelimit.lease import Leased, LeasedMoney, LeasedRate, LeasedSlots, new_leased
 from ratelimit.limit import MICROSECONDS, Amounts, Limit, Mode, Reason, Refusal
 from ratelimit.outbox import Outbox
 from ratelimit.reservation import Decider
@@ -21,7 +22,10 @@ from ratelimit.shared import SharedGroup, SharedReservation, hash_tag
 from ratelimit.tag import Tag
 
 IDLE_US = 60 * MICROSECONDS
-"""A group not used for this long, with nothing open, is forgotten."""
+"""A group not used for this long, with nothing open and nothing leased, is forgotten."""
+
+LOOKS_DIVISOR = 30
+"""One part in this many of all groups is looked at in a refresh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class SharedSnapshot:
     refused: dict[Reason, int]
     swept: int
     records_lost: int  # reservations the store had no record of when it was told of them
+    abandoned: int  # of this instance, settled because nobody had moved them for an hour
     unconfirmed: int  # decisions on exact limits that too few replicas confirmed in time
     shadow_refused: dict[str, int]  # by limit key
     cut_units: dict[str, int]  # by limit key: units beyond the debt ceiling, never charged
@@ -50,6 +55,7 @@ class Fleet:
         self.tags: dict[str, Tag] = {}
         self.groups: dict[tuple[Limit, ...], SharedGroup] = {}
         self.open: dict[str, SharedReservation] = {}  # exactly the reservations that are not settled
+        self.urgent: set[Tag] = set()  # whose leases something was wanted of since the last lease calls
         self.outbox = Outbox(instance)
         self.agreed = AwayLimits()
         self.away = False  # from the first call that failed to the next that is answered
@@ -59,14 +65,36 @@ class Fleet:
         self.counts: Counter[str] = Counter()
         self.shadow_refused: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()
+        self._forgetting: Forgetting[SharedGroup] = Forgetting()
         self._lease_us = lease_us
         self._leasing = leasing
 
     def group(self, limits: Sequence[Limit]) -> SharedGroup:
         """The compiled form of a principal's limits, with a lease, perhaps empty, on each. See RedisLimiter.group."""
         wanted = tuple(limits)
-        leases = []
-        for limit in wanted:
+        leases = self._leases(wanted)
+        group = self.groups.get(wanted)
+        if group is None:
+            group = self.groups[wanted] = SharedGroup(wanted, leases, self.tags)
+            self._forgetting.add(group)
+        group.refresh(self.revision)
+        return group
+
+    def current(self, group: SharedGroup) -> SharedGroup:
+        """A group that had been forgotten, or whose limits got other figures under another name, ready for use."""
+        if not group.live:
+            twin = self.groups.setdefault(group.limits, group)
+            if twin is not group:
+                group = twin
+            else:
+                group.revive(self._leases(group.limits), self.tags)
+                self._forgetting.add(group)
+        group.refresh(self.revision)
+        return group
+
+    def _leases(self, limits: Sequence[Limit]) -> list[Leased]:
+        leases: list[Leased] = []
+        for limit in limits:
             name = hash_tag(limit)
             tag = self.tags.get(name)
             if tag is None:
@@ -78,24 +106,18 @@ class Fleet:
                 lease.reshape(limit)
                 self.revision += 1
             leases.append(lease)
-        group = self.groups.get(wanted)
-        if group is None:
-            group = self.groups[wanted] = SharedGroup(wanted, leases, self.tags)
-        group.refresh(self.revision)
-        return group
+        return leases
 
-    def opened(self, reservation: SharedReservation) -> SharedReservation:
-        """Keep a reservation; gives the one there is already under its id."""
-        known = self.open.setdefault(reservation.request_id, reservation)
-        if known is reservation:
-            reservation.shared.open += 1
-            self.admitted[reservation.by] += 1
-        return known
+    def opened(self, reservation: SharedReservation) -> None:
+        """Keep a reservation until it is settled."""
+        self.open[reservation.request_id] = reservation
+        reservation.shared.open += 1
+        self.admitted[reservation.by] += 1
 
     def by_lease(self, request_id: str, group: SharedGroup, amounts: Amounts, now: int) -> SharedReservation | None:
         """Take everything from leases in hand, or nothing."""
         for tag in group.tags:
-            if not tag.sent <= now < tag.until:
+            if not tag.since <= now < tag.until:
                 return None
         holds = take(group, amounts, now)
         if holds is None:
@@ -106,17 +128,15 @@ class Fleet:
             tag.active[group] = None
         return SharedReservation(request_id, group, amounts, holds, now, Decider.LEASE, request_id)
 
-    def look_ahead(self, group: SharedGroup) -> bool:
+    def look_ahead(self, group: SharedGroup) -> None:
         """Every eighth time a group's leases are spent: want more of those that are half gone."""
-        wants = False
         for tag in group.tags:
             if tag.takes & 7:
                 continue
             for lease in group.leases:
                 if lease.limit.key in tag.leases and lease.low(self.instances):
                     tag.wants.add(lease.limit.key)
-                    wants = True
-        return wants
+                    self.urgent.add(tag)
 
     def by_ceiling(self, group: SharedGroup, amounts: Amounts, now: int) -> Holds | None:
         """Take the model-wide ceilings from leases in hand; None if they are short."""
@@ -189,6 +209,7 @@ class Fleet:
             far = [x.far(self.instances, units_of(x.limit.dimension, amounts), now) for x in group.own]
             if all(far):
                 group.own_tag.wants.update(lease.limit.key for lease in group.own)
+                self.urgent.add(group.own_tag)
         made = SharedReservation(request_id, group, amounts, tuple(holds), now, Decider.STORE, store_id)
         made.levels = group.standings(now)
         return made
@@ -210,10 +231,12 @@ class Fleet:
                 # Money may be held by the lease of an instance that is no more; a lease call drops such.
                 group.own_tag.looked_at = now
                 group.own_tag.gives.add(limit.key)
+                self.urgent.add(group.own_tag)
         elif isinstance(lease, LeasedSlots):
             reason = Reason.CONCURRENCY
         if group.own_tag is not None and lease.spare():
             group.own_tag.gives.add(limit.key)
+            self.urgent.add(group.own_tag)
         left = lease.whole.remaining(now) if isinstance(lease, LeasedRate) else lease.standing(now).remaining
         return Refusal(limit, units_of(limit.dimension, amounts), left, wait, reason, group)
 
@@ -250,21 +273,26 @@ class Fleet:
         exact = (lease.limit for lease in group.own if lease.limit.exact)
         return next((limit for limit in exact if limit.mode is Mode.CLOSED), None)
 
-    def tidy(self, now: int) -> None:
-        """Forget groups nobody uses, then leases and tags nobody refers to that hold nothing."""
-        for limits, group in list(self.groups.items()):
-            if group.open == 0 and now - group.used > IDLE_US:
-                group.live = False
-                del self.groups[limits]
-        needed = {limit.key for group in self.groups.values() for limit in group.limits}
-        for name, tag in list(self.tags.items()):
-            for key, lease in list(tag.leases.items()):
-                if key not in needed and lease.forgettable(now) and not tag.pending:
-                    del tag.leases[key]
-            if not tag.leases and not tag.pending:
-                del self.tags[name]
+    def tidy(self, now: int, *, everything: bool = False) -> None:
+        """Forget a part of the groups nobody uses, with the leases and tags nobody refers to any more."""
+        looks = len(self._forgetting) // LOOKS_DIVISOR + 1
+        count = len(self._forgetting) if everything else looks
+        for group, freed in self._forgetting.look(count, lambda idle: self._needless(idle, now)):
+            if self.groups.get(group.limits) is group:
+                del self.groups[group.limits]
+            for tag in group.tags:
+                for key in freed:
+                    tag.leases.pop(key, None)
+                if not tag.leases and self.tags.get(tag.name) is tag:
+                    del self.tags[tag.name]
         if not self.away:
             self.agreed.tidy(now)
+
+    @staticmethod
+    def _needless(group: SharedGroup, now: int) -> bool:
+        if now - group.used <= IDLE_US or any(tag.pending for tag in group.tags):
+            return False
+        return all(lease.forgettable(now) for lease in group.leases)
 
     def snapshot(self) -> SharedSnapshot:
         return SharedSnapshot(
@@ -276,6 +304,7 @@ class Fleet:
             refused=dict(self.refused),
             swept=self.counts["swept"],
             records_lost=self.counts["records_lost"],
+            abandoned=self.counts["abandoned"],
             unconfirmed=self.counts["unconfirmed"],
             shadow_refused=dict(self.shadow_refused),
             cut_units=dict(self.cut),

@@ -22,11 +22,12 @@ import orjson
 
 from ratelimit.concurrency import RETRY_US
 from ratelimit.fleet import Fleet, SharedSnapshot
-from ratelimit.group import Group, Holds, price_hold, raise_to, reprice, settle
+from ratelimit.group import Group, Holds
 from ratelimit.lease import SHORTEST_LEASE_US
 from ratelimit.limit import MICROSECONDS, Amounts, Limit, Reason, Refusal, Standing
 from ratelimit.redis_calls import CALL_BUDGET_S, Calls, Client, StoreAwayError, load_script
 from ratelimit.reservation import Decider, Reservation
+from ratelimit.running import progressed, repriced, settled
 from ratelimit.shared import SharedGroup, SharedReservation, abandoned
 from ratelimit.store import StoreMode, StoreStatus
 from ratelimit.upkeep import Upkeep
@@ -76,6 +77,7 @@ class RedisLimiter:
             self._fleet, self._calls, self._hold_ms, int(refresh_s * MICROSECONDS), server_time=server_time
         )
         self._reserve = load_script("reserve")
+        self._deciding: dict[str, asyncio.Future[None]] = {}
         self._ids = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -122,75 +124,42 @@ class RedisLimiter:
         known = fleet.open.get(request_id)
         if known is not None:
             return known
+        if request_id in self._deciding:  # the same request again, while the store is asked
+            await asyncio.wait([self._deciding[request_id]])
+            return await self.reserve(request_id, limits, amounts, now)
         group = limits if isinstance(limits, SharedGroup) else fleet.group(_plain(limits))
         if not group.live or group.revision != fleet.revision:
-            group = self._current(group)
+            group = fleet.current(group)
         group.used = now
         decided: SharedReservation | Refusal | None = fleet.by_lease(request_id, group, amounts, now)
         if decided is None:
-            decided = group.never_fits(amounts) or await self._ask(request_id, group, amounts, now)
-            if group.own_tag is not None and (group.own_tag.wants or group.own_tag.gives):
-                self._wake.set()
-        elif fleet.look_ahead(group):
+            decided = group.never_fits(amounts) or await self._alone(request_id, group, amounts, now)
+        else:
+            fleet.look_ahead(group)
+        if fleet.urgent:
             self._wake.set()
         if isinstance(decided, Refusal):
             fleet.refused[decided.reason] += 1
-            return decided
-        return fleet.opened(decided)
+        else:
+            fleet.opened(decided)
+        return decided
 
     async def progress(self, reservation: Reservation, so_far: Amounts, now: int) -> None:
         """A running request has used this much: charge what passes its reservation, and keep it alive."""
-        r = _shared(reservation)
-        if r.settled:
-            return
-        r.streamed = so_far
-        if r.by is Decider.LEASE:
-            r.reserved, r.holds = raise_to(r.shared, r.reserved, so_far, r.holds, now)
-            return
-        if r.shared.ceiling is not None and r.by is Decider.STORE:
-            r.ceiling_holds = raise_to(r.shared.ceiling, r.reserved, so_far, r.ceiling_holds, now)[1]
-        if r.away is not None:
-            r.away_holds = raise_to(r.away, r.reserved, so_far, r.away_holds, now)[1]
-        r.reserved = Amounts(*map(max, r.reserved, so_far))
-        r.holds = tuple((max(hold, so_far.micro_usd), period) for hold, period in r.holds)
-        self._fleet.outbox.move(r)
+        if not reservation.settled:
+            progressed(self._fleet, _shared(reservation), so_far, now)
 
     async def reprice(self, reservation: Reservation, micro_usd: int, worst_micro_usd: int, now: int) -> None:
         """A target is chosen: hold its price, at most what was admitted. Call it again for the next attempt."""
-        r = _shared(reservation)
-        if r.settled:
-            return
-        old, worst = r.reserved.micro_usd, max(micro_usd, worst_micro_usd)
-        streamed = r.streamed.micro_usd if r.streamed is not None else 0
-        if r.by is Decider.LEASE:
-            r.holds = reprice(r.shared, r.first_holds, r.holds, old, micro_usd, worst, streamed)
-            return
-        r.holds = tuple((price_hold(most, old, micro_usd, worst, streamed), period) for most, period in r.first_holds)
-        self._fleet.outbox.move(r)
+        if not reservation.settled:
+            repriced(self._fleet, _shared(reservation), micro_usd, worst_micro_usd)
 
     async def settle(self, reservation: Reservation, actual: Amounts, now: int) -> None:
         """Replace the reservation by what is kept of the request. Only the first call counts; never waits."""
-        r = _shared(reservation)
-        if r.settled:
-            return
-        r.settled = True
-        fleet, group = self._fleet, r.shared
-        group.open -= 1
-        fleet.open.pop(r.request_id, None)
-        fleet.counts["settled"] += 1
-        if r.by is Decider.LEASE:
-            settle(group, r.reserved, actual, r.holds, r.at, now)
-        else:
-            if r.by is not Decider.STORE:
-                group.owe_ceiling(actual, now)
-            elif group.ceiling is not None:
-                settle(group.ceiling, r.reserved, actual, r.ceiling_holds, r.at, now)
-            fleet.outbox.settle(r, actual)
-            self._wake.set()
-        if r.away is not None:
-            settle(r.away, r.reserved, actual, r.away_holds, r.at, now)
-        if fleet.away:
-            fleet.agreed.ended(group.limits, counted=r.away_epoch == fleet.agreed.epoch)
+        if not reservation.settled:
+            settled(self._fleet, _shared(reservation), actual, now)
+            if reservation.by is not Decider.LEASE:
+                self._wake.set()
 
     def standings(self, decided: Reservation | Refusal, now: int) -> tuple[Standing, ...]:
         """How the limits of a decision stand, from the figures it was made with: no call."""
@@ -214,13 +183,6 @@ class RedisLimiter:
         """A frozen look at the limiter; changes nothing."""
         return self._fleet.snapshot()
 
-    def _current(self, group: SharedGroup) -> SharedGroup:
-        """A group that was forgotten, or whose limits got other figures under another name."""
-        if group.live:
-            group.refresh(self._fleet.revision)
-            return group
-        return self._fleet.group(group.limits)
-
     async def _run(self) -> None:
         """The background: every refresh, and as soon as something waits to be told."""
         while True:
@@ -236,6 +198,17 @@ class RedisLimiter:
                 # A fault of ours must not end the settling of reservations; it is said where operators look.
                 self._upkeep.reason = f"limit_upkeep_failed: {error!r}"
 
+    async def _alone(
+        self, request_id: str, group: SharedGroup, amounts: Amounts, now: int
+    ) -> SharedReservation | Refusal:
+        """Ask, while any other reserve of the same id waits for the verdict."""
+        verdict = self._deciding[request_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._ask(request_id, group, amounts, now)
+        finally:
+            del self._deciding[request_id]
+            verdict.set_result(None)
+
     async def _ask(
         self, request_id: str, group: SharedGroup, amounts: Amounts, now: int
     ) -> SharedReservation | Refusal:
@@ -244,7 +217,7 @@ class RedisLimiter:
         ceiling: Holds | None = None
         store_id, sent = request_id, False
         try:
-            async with asyncio.timeout(self._budget_s if group.ceiling is not None else None):
+            async with asyncio.timeout(self._budget_s):
                 if group.ceiling is not None:
                     taken: Holds | Refusal | None = fleet.by_ceiling(group, amounts, now)
                     if taken is None:

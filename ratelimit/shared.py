@@ -13,7 +13,7 @@ import orjson
 
 from ratelimit.group import Group, Holds, Member, charge, settle, units_of
 from ratelimit.lease import Leased, LeasedMoney, LeasedRate, LeasedSlots
-from ratelimit.limit import Amounts, Dimension, Level, Limit, Mode, Reason, Refusal, Standing
+from ratelimit.limit import MICROSECONDS, Amounts, Dimension, Level, Limit, Mode, Reason, Refusal, Standing
 from ratelimit.reservation import Decider, Reservation
 from ratelimit.tag import Tag
 
@@ -65,20 +65,30 @@ class SharedGroup(Group):
         names = {hash_tag(limit) for limit in limits if limit.level is not Level.MODEL}
         if len(names) > 1:
             raise ValueError(f"limits of several organisations in one group: {', '.join(sorted(names))}")
+        self.used = 0  # when it was last used
+        self.bind(leases, tags)
+        super().__init__(limits, leases)
+
+    def revive(self, leases: Sequence[Leased], tags: Mapping[str, Tag]) -> None:
+        """It had been forgotten: bind it to the leases there are now."""
+        self.bind(leases, tags)
+        self.link(leases)
+
+    def bind(self, leases: Sequence[Leased], tags: Mapping[str, Tag]) -> None:
+        """Point the group at leases, one per limit in order."""
         self.leases = tuple(leases)
         self.own = tuple(lease for lease in leases if lease.limit.level is not Level.MODEL)
         self.own_money = tuple(lease for lease in self.own if isinstance(lease, LeasedMoney))
         ceiling = [lease for lease in leases if lease.limit.level is Level.MODEL]
         self.ceiling = over_leases(ceiling) if ceiling else None
-        self.own_tag = tags[names.pop()] if names else None
-        self.tags = tuple({hash_tag(limit): tags[hash_tag(limit)] for limit in limits}.values())
+        names = [hash_tag(lease.limit) for lease in leases]
+        self.own_tag = tags[hash_tag(self.own[0].limit)] if self.own else None
+        self.tags = tuple({name: tags[name] for name in names}.values())
         self.keys = [self.own_tag.key(lease.limit.key) for lease in self.own] if self.own_tag else []
-        self.used = 0  # when it was last used
         self.away: Group | None = None  # what is enforced while the store is away
         self.away_epoch = -1
         self.revision = -1  # the revision of all limits' figures that the description was written under
         self.refresh(0)
-        super().__init__(limits, leases)
 
     def link(self, members: Sequence[Member]) -> None:
         """All members are enforced here."""
@@ -154,6 +164,10 @@ def _ticks(lease: LeasedRate, amounts: Amounts) -> int:
     return min(units_of(lease.limit.dimension, amounts) * lease.unit, 2 * lease.whole.ceiling)
 
 
+ABANDONED_AFTER_US = 3_600 * MICROSECONDS
+"""A reservation of this process without settle or progress for an hour is settled as abandoned."""
+
+
 class SharedReservation(Reservation):
     """A reservation decided by lease, by the store, or without it."""
 
@@ -162,7 +176,7 @@ class SharedReservation(Reservation):
     def __init__(
         self, request_id: str, group: SharedGroup, reserved: Amounts, holds: Holds, now: int, by: Decider, store_id: str
     ) -> None:
-        super().__init__(request_id, group, reserved, holds, now, 0, by)
+        super().__init__(request_id, group, reserved, holds, now, now + ABANDONED_AFTER_US, by)
         self.shared = group
         self.store_id = store_id
         self.told = now  # when the store was last meant to hear of it

@@ -7,19 +7,19 @@ The promise, whichever store keeps it:
 - admitted tokens in any window of length W stay within  burst + rate * W + O + U,  where O is what open
   reservations at its start will give back, and U by how much requests open at its end have passed theirs;
 - an unused limit costs no memory: a full bucket, an untouched budget and a free slot are what a new one would be,
-  so they are forgotten once no open reservation refers to them. There are never more than twice as many states
-  as were in use at the last tidying (and a small constant).
+  so they are forgotten once no open reservation refers to them (forget.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from ratelimit.bucket import Bucket
+from ratelimit.forget import KEPT, Forgetting
 from ratelimit.group import (
     Group,
     Member,
@@ -38,8 +38,8 @@ from ratelimit.reservation import Reservation
 ABANDONED_AFTER_US = 3_600 * MICROSECONDS
 """A reservation of this process without settle or progress for an hour is settled as abandoned."""
 
-TIDY_FLOOR = 1_024
-"""States kept without a thought; tidying starts above."""
+LOOKS_PER_SWEEP = 256
+"""Groups looked at in a sweep, so that what a flood left behind goes when it is over."""
 
 
 class StoreMode(StrEnum):
@@ -98,8 +98,7 @@ class LocalLimiter:
         self._groups: dict[tuple[Limit, ...], Group] = {}
         self._open: dict[str, Reservation] = {}  # exactly the reservations that are not settled
         self._abandoned_after_us = abandoned_after_us
-        self._tidy_above = TIDY_FLOOR
-        self._crowded = False
+        self._forgetting: Forgetting[Group] = Forgetting()
         self._admitted = 0
         self._settled = 0
         self._abandoned = 0
@@ -116,7 +115,7 @@ class LocalLimiter:
         if group is None:
             group = Group(wanted, [self._state(limit) for limit in wanted])
             self._groups[wanted] = group
-            self._crowded = len(self._groups) + len(self._states) > self._tidy_above
+            self._forgetting.add(group)
         else:
             for limit in wanted:
                 self._state(limit)
@@ -127,8 +126,8 @@ class LocalLimiter:
         known = self._open.get(request_id)
         if known is not None:
             return known
-        if self._crowded:
-            self.tidy_now(now)
+        if self._forgetting.owed:
+            self._forget(self._forgetting.pay(lambda idle: _needless(idle, now)))
         if not group.live:
             group = self._revive(group)
         holds = take(group, amounts, now)
@@ -189,26 +188,28 @@ class LocalLimiter:
         del self._open[reservation.request_id]
 
     def sweep_now(self, now: int) -> int:
-        """Settle abandoned reservations with what they had streamed. Gives how many there were."""
+        """Settle abandoned reservations with what they had streamed, and forget some of what nobody uses.
+
+        For a housekeeper, every few seconds. Gives how many were abandoned.
+        """
         lost = [r for r in self._open.values() if r.expires <= now]
         for reservation in lost:
             self.settle_now(reservation, reservation.streamed or reservation.reserved, now)
         self._abandoned += len(lost)
+        if len(self._forgetting) > KEPT:
+            self._forget(self._forgetting.look(LOOKS_PER_SWEEP, lambda idle: _needless(idle, now)))
         return len(lost)
 
     def tidy_now(self, now: int) -> None:
-        """Forget groups and states that a fresh one would equal. O(all), amortised over the growth since the last."""
-        self.sweep_now(now)
-        for limits, group in list(self._groups.items()):
-            if group.open == 0 and all(forgettable(member, now) for member in group.members):
-                group.live = False
-                del self._groups[limits]
-        needed = {limit.key for group in self._groups.values() for limit in group.limits}
-        self._states = {
-            key: state for key, state in self._states.items() if key in needed or not forgettable(state, now)
-        }
-        self._tidy_above = max(TIDY_FLOOR, 2 * (len(self._groups) + len(self._states)))
-        self._crowded = False
+        """Forget everything that nobody uses; O(all)."""
+        self._forget(self._forgetting.look(len(self._forgetting), lambda idle: _needless(idle, now)))
+
+    def _forget(self, idle: Iterable[tuple[Group, list[str]]]) -> None:
+        for group, freed in idle:
+            if self._groups.get(group.limits) is group:
+                del self._groups[group.limits]
+            for key in freed:
+                del self._states[key]
 
     def _state(self, limit: Limit) -> Member:
         state = self._states.get(limit.key)
@@ -223,6 +224,7 @@ class LocalLimiter:
         successor = self._groups.setdefault(group.limits, group)
         if successor is group:
             group.link([self._state(limit) for limit in group.limits])
+            self._forgetting.add(group)
         return successor
 
     async def reserve(
@@ -263,3 +265,7 @@ class LocalLimiter:
             shadow_refused={key: state.refused for key, state in states if state.refused},
             cut_units={key: state.cut for key, state in states if isinstance(state, Bucket) and state.cut},
         )
+
+
+def _needless(group: Group, now: int) -> bool:
+    return all(forgettable(member, now) for member in group.members)

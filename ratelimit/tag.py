@@ -19,6 +19,9 @@ PREFIX = "weighbridge:limit:"
 MOST_ENTRIES = 200
 """Limits in one lease call, so that no call keeps the store busy for long."""
 
+CLOCK_SLACK_US = 1_000_000
+"""Two clocks of one process may differ by this; a step back beyond it voids leases."""
+
 GRACE_MS = 2_000
 """The store keeps a leased slot this much longer than its holder uses it."""
 
@@ -42,7 +45,8 @@ class Tag:
     """One hash tag: `{o:acme}` or `{m:chat-large}`."""
 
     __slots__ = ("active", "asked_at", "done", "gives", "lasts", "leases", "looked_at", "name", "needs", "pending",
-                 "rounds", "sent", "seq", "shortest_us", "swept", "takes", "until", "used", "wants")  # fmt: skip
+                 "rounds", "sent", "seq", "shortest_us", "since", "swept", "takes", "until", "used",
+                 "wants")  # fmt: skip
 
     def __init__(self, name: str, shortest_us: int = SHORTEST_LEASE_US) -> None:
         self.name = name
@@ -53,7 +57,8 @@ class Tag:
         self.needs: dict[str, int] = {}  # units that waiting requests cannot do without
         self.shortest_us = shortest_us
         self.lasts = shortest_us  # how long the next lease is to last
-        self.sent = 0  # when the last answered call was sent; leases hold from then ...
+        self.sent = 0  # when the last answered call was sent
+        self.since = 0  # leases hold from a little before that ...
         self.until = 0  # ... until then
         self.asked_at = 0  # when the last call was sent
         self.used = 0  # when a request last spent from a lease
@@ -70,7 +75,7 @@ class Tag:
 
     def valid(self, now: int) -> bool:
         """Whether leases may be spent; a clock that stepped back voids them."""
-        return self.sent <= now < self.until
+        return self.since <= now < self.until
 
     def due(self, now: int) -> bool:
         """Whether a lease call has something to say now."""
@@ -80,7 +85,7 @@ class Tag:
             return False
         if any(self.leases[x.key].overdrawn() for group in self.active for x in group.limits if x.key in self.leases):
             return True  # requests ran on past their lease: the store must hear of it
-        if now >= self.until or now < self.sent:
+        if not self.valid(now):
             return any(not lease.forgettable(now) for lease in self.leases.values())
         return now - self.sent > self.lasts * 2 // 3 and self.used > self.sent
 
@@ -137,7 +142,7 @@ class Tag:
         """Take in the answer to the first unanswered call; gives what debt ceilings cut off, in ticks by limit key."""
         call = self.pending.pop(0)
         if not self.pending:
-            self.sent, self.until = call.sent, call.sent + self.lasts
+            self.sent, self.since, self.until = call.sent, call.sent - CLOCK_SLACK_US, call.sent + self.lasts
             self.done = self.rounds
         cut: dict[str, int] = {}
         if answer[0] != 1:

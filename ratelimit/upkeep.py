@@ -11,16 +11,16 @@ import asyncio
 from collections.abc import Sequence
 
 from ratelimit.fleet import Fleet
-from ratelimit.limit import MICROSECONDS
 from ratelimit.outbox import Batch, sweep_entry
 from ratelimit.redis_calls import Calls, StoreAwayError, StoreUnusableError, load_script
 from ratelimit.reservation import Decider
+from ratelimit.running import abandon
 from ratelimit.shared import describe
 from ratelimit.tag import PREFIX, Tag
 
 SILENT_AFTER = 5
 """An instance not heard of for this many refreshes is not counted."""
-TIDY_US = 30 * MICROSECONDS
+SWEEPS_AT_ONCE = 64
 
 
 class Upkeep:
@@ -37,7 +37,6 @@ class Upkeep:
         self._rounds: dict[Tag, asyncio.Task[None]] = {}  # lease rounds on their way, one per tag
         self._beat_at = 0
         self._told_at = 0
-        self._tidied_at = 0
         self.ready = False
         self.reason = "limit_store_not_checked"
 
@@ -55,15 +54,18 @@ class Upkeep:
         progress = now - self._told_at >= self._refresh_us or now < self._told_at
         if progress:
             self._told_at = now
+            abandon(self._fleet, now)
             self._keep_alive(now)
         await self.flush(now, progress=progress)
-        due = [tag for tag in self._fleet.tags.values() if tag.due(now)]
+        due = self._fleet.urgent
+        self._fleet.urgent = set()
+        if progress:
+            due.update(tag for tag in self._fleet.tags.values() if tag.due(now))
         for result in await asyncio.gather(*(self.lease_round(tag, now) for tag in due), return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, StoreAwayError):
                 raise result
-        await self._sweep(now)
-        if now - self._tidied_at >= TIDY_US or now < self._tidied_at:
-            self._tidied_at = now
+        if progress:
+            await self._sweep(now)
             self._fleet.tidy(now)
 
     async def beat(self, now: int) -> bool:
@@ -161,25 +163,30 @@ class Upkeep:
                 self._fleet.outbox.move(reservation)
 
     async def _sweep(self, now: int) -> None:
-        """Settle what instances that are no more had reserved."""
-        for tag in list(self._fleet.tags.values()):
-            if 0 <= now - tag.swept < self._hold_ms * 250:
-                continue
-            tag.swept = now
-            try:
-                ids, _ = await self._calls.call(self._due, [tag.key("sweep")], [self.now(now)])
-                if not ids:
-                    continue
-                names = [name.decode() for name in ids]
-                records = await self._calls.read([tag.key(f"r:{name}") for name in names])
-                entries = []
-                for name, record in zip(names, records, strict=True):
-                    entry = sweep_entry(tag, name, record) if record is not None else None
-                    if entry is not None:
-                        entries.append(entry)
-                    elif record is None:
-                        await self._calls.remove(tag.key("sweep"), [name])
-            except StoreAwayError:
-                return
-            if entries:
-                await self._send(Batch(tag, entries), now)
+        """Settle what instances that are no more had reserved.
+
+        A tag is looked at four times a hold by the fleet together, not by each of its instances.
+        """
+        every = self._hold_ms * 250 * self._fleet.instances
+        due = [tag for tag in self._fleet.tags.values() if not 0 <= now - tag.swept < every][:SWEEPS_AT_ONCE]
+        results = await asyncio.gather(*(self._sweep_tag(tag, now) for tag in due), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, StoreAwayError):
+                raise result
+
+    async def _sweep_tag(self, tag: Tag, now: int) -> None:
+        tag.swept = now
+        ids, _ = await self._calls.call(self._due, [tag.key("sweep")], [self.now(now)])
+        if not ids:
+            return
+        names = [name.decode() for name in ids]
+        records = await self._calls.read([tag.key(f"r:{name}") for name in names])
+        entries = []
+        for name, record in zip(names, records, strict=True):
+            entry = sweep_entry(tag, name, record) if record is not None else None
+            if entry is not None:
+                entries.append(entry)
+            elif record is None:
+                await self._calls.remove(tag.key("sweep"), [name])
+        if entries:
+            await self._send(Batch(tag, entries), now)
