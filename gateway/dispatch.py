@@ -188,7 +188,7 @@ class Dispatcher:
         around = self._routing.around(run.budget, run.accepted, pool, leg.target.model, failed, barred, len(rest))
         if leg.tier and pool.spillway is not None and broken.failure.kind in _FULL:
             pool.spillway.overloaded()
-        decision = self._routing.decide(run.budget, broken, around)
+        decision = self._routing.decide(run.budget, broken, around, free=run.onward is not None and run.moved)
         if run.cut is not None and decision.step not in {Step.OTHER_REPLICA, Step.SAME_AGAIN}:
             self._instruments.broken_streams[pool.name, "failed"] += 1
             raise run.cut
@@ -410,6 +410,7 @@ class Dispatcher:
             served=served or progress.total > 0,
         )
         attempt.seconds = now - attempt.started
+        run.moved = progress.total > 0
         if run.onward is None or served:
             record.usage = progress.usage
         if served:

@@ -42,6 +42,7 @@ class Run:
     transcript: Transcript | None = None  # what of a stream that may be continued has been relayed
     onward: Continuation | None = None  # set from the moment a stream is to go on from another replica
     cut: Refused | None = None  # set with it: how the stream ends if it cannot
+    moved: bool = False  # the attempt that is over has brought some of the answer
 
 
 class Progress:

@@ -153,8 +153,8 @@ class Routing:
             same=here,
         )
 
-    def decide(self, budget: AttemptBudget, broken: Broken, around: Around) -> Decision:
-        """What follows a failed attempt, `around` being what may be tried."""
+    def decide(self, budget: AttemptBudget, broken: Broken, around: Around, *, free: bool) -> Decision:
+        """What follows a failed attempt, `around` being what may be tried; `free` where what it did is not repeated."""
         failure = broken.failure
         kind = failure.kind
         if kind in _OF_ONE_SERVER and around.replicas:
@@ -162,7 +162,14 @@ class Routing:
         if (failure.retry_after_s or 0.0) > _SHORT_WAIT_S:
             # Whoever limits us says when to come back; a long wait here would only hide that from the caller.
             around = replace(around, same=False)
-        return budget.after(kind, self._clock.monotonic(), around, self._uniform(), retry_after_s=failure.retry_after_s)
+        return budget.after(
+            kind,
+            self._clock.monotonic(),
+            around,
+            self._uniform(),
+            free=free,
+            retry_after_s=failure.retry_after_s,
+        )
 
     def way(self, accepted: Accepted, pool: PoolEntry, leg: Leg, replica: str, failed: frozenset[str]) -> Way | None:
         """A credential that may be used now, and the attempt's upstream; None when every one is barred.

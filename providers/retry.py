@@ -265,6 +265,7 @@ class AttemptBudget:
         uniform: float,
         *,
         content_sent: bool = False,
+        free: bool = False,
         retry_after_s: float | None = None,
         billed_usd_micro: int = 0,
         next_usd_micro: int = 0,
@@ -272,7 +273,8 @@ class AttemptBudget:
         """Decide what follows a failed attempt. A step other than GIVE_UP is already paid for.
 
         `uniform` in [0, 1) is the jitter. `billed_usd_micro` is what the failed attempt may have cost (a time-out after
-        sending is often billed), `next_usd_micro` what the next one is expected to cost at most.
+        sending is often billed), `next_usd_micro` what the next one is expected to cost at most. `free` asks nothing of
+        the fleet's ratio: what goes on where a failed attempt stopped repeats nothing of it.
         """
         self.billed += billed_usd_micro
         alarm = kind in ALARMS
@@ -291,7 +293,7 @@ class AttemptBudget:
         wait = self._pause(step, uniform, retry_after_s)
         if now + wait + self._settings.useful_s > self._deadline:
             return self._stop(Stop.DEADLINE, alarm, kind)
-        if not self._ratios.take(self._tenant, now):
+        if not free and not self._ratios.take(self._tenant, now):
             return self._stop(Stop.RATIO, alarm, kind)
         self.attempts += 1
         self.waited += wait
