@@ -107,18 +107,23 @@ async def test_the_engines_own_refusal_reaches_the_caller(stand: Stand, to: Clie
 
 @pytest.mark.asyncio
 async def test_a_client_that_leaves_while_tokens_come(stand: Stand, to: Client) -> None:
+    # seconds of work, however slowly this test itself comes to run
+    others = [asyncio.create_task(to.ask(f"other {index}", LONG[stand.kind], stream=True)) for index in range(7)]
     async with to.chat("the gateway", LONG[stand.kind], stream=True) as response:
         await first_tokens(response)
-        await until(lambda: _is(running(stand, to.session), 1), 5.0)
+        assert await running(stand, to.session) >= 1
         response.close()
+    for other in others:
+        other.cancel()
     assert await until(lambda: at_rest(stand, to.session), 10.0) < 2.0
 
 
 @pytest.mark.asyncio
-async def test_a_client_that_leaves_a_call_that_is_not_streamed(stand: Stand, to: Client) -> None:
-    call = asyncio.create_task(to.ask("the gateway", LONG[stand.kind]))
-    await until(lambda: _is(running(stand, to.session), 1), 10.0)
-    call.cancel()
+async def test_clients_that_leave_calls_that_are_not_streamed(stand: Stand, to: Client) -> None:
+    calls = [asyncio.create_task(to.ask(f"call {index}", LONG[stand.kind])) for index in range(8)]
+    await until(lambda: _is(running(stand, to.session), 1, at_least=True), 10.0)
+    for call in calls:
+        call.cancel()
     assert await until(lambda: at_rest(stand, to.session), 10.0) < 2.0
 
 
