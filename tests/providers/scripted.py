@@ -6,7 +6,7 @@ upstream's, the texts are the same for every kind, so tests can ask the same of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ TEXT = "Grüße, 世界 🎉!"
 PIECES = ("Grüße", ", ", "世界", " 🎉", "!")
 THOUGHT = ("Let me ", "think.")
 PROMPT, OUTPUT, CACHED, REASONING = 11, 7, 4, 2
+
+Pieces = tuple[str, ...]
 
 EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"),)
 JSON = (("content-type", "application/json"),)
@@ -73,8 +75,8 @@ def tool_more(arguments: str, index: int = 0, **extra: Any) -> dict[str, Any]:
     return {"tool_calls": [{"index": index, "function": {"arguments": arguments}, **extra}]}
 
 
-def _vllm() -> dict[str, Script]:
-    text = [chunk({"role": "assistant", "content": ""}), *(chunk({"content": piece}) for piece in PIECES)]
+def _vllm(pieces: Pieces = PIECES) -> dict[str, Script]:
+    text = [chunk({"role": "assistant", "content": ""}), *(chunk({"content": piece}) for piece in pieces)]
     tools = [
         chunk({"role": "assistant", "content": ""}),
         chunk({"tool_calls": [TOOL_FIRST]}),
@@ -88,7 +90,7 @@ def _vllm() -> dict[str, Script]:
     thinking = [
         chunk({"role": "assistant", "content": ""}),
         *(chunk({"reasoning": piece}) for piece in THOUGHT),
-        *(chunk({"content": piece}) for piece in PIECES),
+        *(chunk({"content": piece}) for piece in pieces),
     ]
     failed = {"error": {"message": "EngineCore died", "type": "InternalServerError", "param": None, "code": 500}}
     full = {"message": "queue is full", "type": "ServiceUnavailableError", "param": None, "code": 503}
@@ -99,18 +101,18 @@ def _vllm() -> dict[str, Script]:
         "cut": Script(200, EVENT_STREAM, sse(*text)),
         "failed": Script(200, EVENT_STREAM, sse(*text, failed, b"[DONE]")),
         "refused": Script(200, EVENT_STREAM, sse({"error": full}, b"[DONE]")),
-        "whole": Script(200, JSON, compact(_whole(usage()))),
+        "whole": Script(200, JSON, compact(_whole(usage(), pieces))),
     }
 
 
-def _whole(counted: dict[str, Any] | None) -> dict[str, Any]:
-    message = {"role": "assistant", "content": TEXT}
+def _whole(counted: dict[str, Any] | None, pieces: Pieces) -> dict[str, Any]:
+    message = {"role": "assistant", "content": "".join(pieces)}
     head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1700000000, "model": "upstream-model"}
     answer: dict[str, Any] = {**head, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     return answer if counted is None else {**answer, "usage": counted}
 
 
-def _sglang() -> dict[str, Script]:
+def _sglang(pieces: Pieces = PIECES) -> dict[str, Script]:
     """Every field on every chunk, most of them null, and seconds that pass."""
 
     def full(at: int, **delta: Any) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def _sglang() -> dict[str, Script]:
         return {**head, "choices": [choice], "usage": None}
 
     text = [full(1700000000, role="assistant", content="")]
-    text += [full(1700000000 + n, content=piece) for n, piece in enumerate(PIECES)]
+    text += [full(1700000000 + n, content=piece) for n, piece in enumerate(pieces)]
     counted = {
         **usage(details=False),
         "prompt_tokens_details": {"cached_tokens": CACHED},
@@ -136,7 +138,7 @@ def _sglang() -> dict[str, Script]:
     end = [full(1700000009, content="", finish="stop"), chunk(None, usage=counted)]
     thinking = [full(1700000000, role="assistant", content="")]
     thinking += [full(1700000001, reasoning_content=piece) for piece in THOUGHT]
-    thinking += [full(1700000002, content=piece) for piece in PIECES]
+    thinking += [full(1700000002, content=piece) for piece in pieces]
     aborted = [*text[:3], full(1700000009, content="", finish="abort"), b"[DONE]"]
     queue = {
         "object": "error",
@@ -152,12 +154,12 @@ def _sglang() -> dict[str, Script]:
         "aborted": Script(200, EVENT_STREAM, sse(*aborted)),
         "failed": Script(200, EVENT_STREAM, sse(*text, {"error": queue}, b"[DONE]")),
         "refused": Script(200, EVENT_STREAM, sse({"error": queue}, b"[DONE]")),
-        "whole": Script(200, JSON, compact(_whole(counted))),
+        "whole": Script(200, JSON, compact(_whole(counted, pieces))),
     }
 
 
-def _tgi() -> dict[str, Script]:
-    text = [chunk({"role": "assistant", "content": piece}) for piece in PIECES]  # the role in every chunk
+def _tgi(pieces: Pieces = PIECES) -> dict[str, Script]:
+    text = [chunk({"role": "assistant", "content": piece}) for piece in pieces]  # the role in every chunk
     end = [chunk({"role": "assistant", "content": ""}, "stop"), chunk(None, usage=usage(details=False))]
     failed = {"error": "Request failed during generation", "error_type": "generation"}
     busy = {"error": "Model is overloaded", "error_type": "overloaded"}
@@ -166,12 +168,12 @@ def _tgi() -> dict[str, Script]:
         "cut": Script(200, EVENT_STREAM, sse(*text)),
         "failed": Script(200, EVENT_STREAM, sse(*text, failed)),
         "refused": Script(200, EVENT_STREAM, sse(busy)),
-        "whole": Script(200, JSON, compact(_whole(usage(details=False)))),
+        "whole": Script(200, JSON, compact(_whole(usage(details=False), pieces))),
     }
 
 
-def _llamacpp() -> dict[str, Script]:
-    text = [chunk({"role": "assistant", "content": None}), *(chunk({"content": piece}) for piece in PIECES)]
+def _llamacpp(pieces: Pieces = PIECES) -> dict[str, Script]:
+    text = [chunk({"role": "assistant", "content": None}), *(chunk({"content": piece}) for piece in pieces)]
     end = [chunk({}, "stop"), chunk(None, usage=usage(details=False), timings={"predicted_n": OUTPUT})]
     long = {"code": 400, "message": "request (5000 tokens) exceeds the available context size (4096 tokens)"}
     error = {"error": {**long, "type": "exceed_context_size_error", "n_prompt_tokens": 5000, "n_ctx": 4096}}
@@ -180,25 +182,25 @@ def _llamacpp() -> dict[str, Script]:
         "cut": Script(200, EVENT_STREAM, sse(*text)),
         "failed": Script(200, EVENT_STREAM, b"error: " + compact(long) + b"\n\n" + sse(*text[:2], error)),
         "refused": Script(200, EVENT_STREAM, sse(error)),
-        "whole": Script(200, JSON, compact(_whole(usage(details=False)))),
+        "whole": Script(200, JSON, compact(_whole(usage(details=False), pieces))),
     }
 
 
-def _ollama() -> dict[str, Script]:
-    text = [chunk({"role": "assistant", "content": piece}) for piece in PIECES]
+def _ollama(pieces: Pieces = PIECES) -> dict[str, Script]:
+    text = [chunk({"role": "assistant", "content": piece}) for piece in pieces]
     end = [chunk({"role": "assistant", "content": ""}, "stop"), chunk(None, usage=usage(details=False))]
     return {
         "text": Script(200, EVENT_STREAM, sse(*text, *end, b"[DONE]")),
         "cut": Script(200, EVENT_STREAM, sse(*text)),
         # Its own error, read as a message: an empty chunk, no finish, and the terminator all the same.
         "failed": Script(200, EVENT_STREAM, sse(*text, chunk({"role": "assistant", "content": ""}), b"[DONE]")),
-        "whole": Script(200, JSON, compact(_whole(usage(details=False)))),
+        "whole": Script(200, JSON, compact(_whole(usage(details=False), pieces))),
     }
 
 
-def _openai() -> dict[str, Script]:
+def _openai(pieces: Pieces = PIECES) -> dict[str, Script]:
     text = [chunk({"role": "assistant", "content": "", "refusal": None}, usage=None, service_tier="default")]
-    text += [chunk({"content": piece}, usage=None, obfuscation="xY" * n) for n, piece in enumerate(PIECES)]
+    text += [chunk({"content": piece}, usage=None, obfuscation="xY" * n) for n, piece in enumerate(pieces)]
     end = [chunk({}, "stop", usage=None), chunk(None, usage=usage())]
     busy = {"type": "service_unavailable_error", "code": "server_is_overloaded", "message": "Overloaded", "param": None}
     return {
@@ -206,11 +208,11 @@ def _openai() -> dict[str, Script]:
         "cut": Script(200, EVENT_STREAM, sse(*text)),
         "failed": Script(200, EVENT_STREAM, sse(*text, {"type": "error", "error": busy})),
         "refused": Script(200, EVENT_STREAM, b"event: error\n" + sse({"type": "error", "error": busy})),
-        "whole": Script(200, JSON, compact(_whole(usage()))),
+        "whole": Script(200, JSON, compact(_whole(usage(), pieces))),
     }
 
 
-def _azure() -> dict[str, Script]:
+def _azure(pieces: Pieces = PIECES) -> dict[str, Script]:
     note = {
         "id": "",
         "object": "",
@@ -221,22 +223,25 @@ def _azure() -> dict[str, Script]:
     }
     late = chunk(None)
     late["choices"] = [{"index": 0, "finish_reason": None, "content_filter_results": {}, "content_filter_offsets": {}}]
-    text = [note, chunk({"role": "assistant", "content": ""}), *(chunk({"content": piece}) for piece in PIECES), late]
+    text = [note, chunk({"role": "assistant", "content": ""}), *(chunk({"content": piece}) for piece in pieces), late]
     end = [chunk({}, "stop"), chunk(None, usage=usage())]
     return {
         "text": Script(200, EVENT_STREAM, sse(*text, *end, b"[DONE]")),
         "cut": Script(200, EVENT_STREAM, sse(*text)),
-        "whole": Script(200, JSON, compact(_whole(usage()))),
+        "whole": Script(200, JSON, compact(_whole(usage(), pieces))),
     }
 
 
-SCRIPTS: Mapping[str, Mapping[str, Script]] = {
-    "vllm": _vllm(),
-    "simulated": _vllm(),
-    "sglang": _sglang(),
-    "tgi": _tgi(),
-    "llamacpp": _llamacpp(),
-    "ollama": _ollama(),
-    "openai": _openai(),
-    "azure": _azure(),
+BUILDERS: Mapping[str, Callable[[Pieces], dict[str, Script]]] = {
+    "vllm": _vllm,
+    "simulated": _vllm,
+    "sglang": _sglang,
+    "tgi": _tgi,
+    "llamacpp": _llamacpp,
+    "ollama": _ollama,
+    "openai": _openai,
+    "azure": _azure,
 }
+"""What each kind says when its model says these pieces."""
+
+SCRIPTS: Mapping[str, Mapping[str, Script]] = {kind: build(PIECES) for kind, build in BUILDERS.items()}

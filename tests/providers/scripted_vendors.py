@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from providers.eventstream import encode_message
-from tests.providers.scripted import EVENT_STREAM, JSON, PIECES, TEXT, THOUGHT, Script, compact, sse
+from tests.providers.scripted import EVENT_STREAM, JSON, PIECES, THOUGHT, Pieces, Script, compact, sse
 
 FRESH, READ, WRITTEN, OUT, THOUGHT_TOKENS = 5, 4, 2, 7, 2
 AWS_STREAM = (("content-type", "application/vnd.amazon.eventstream"), ("x-amzn-requestid", "req-1"))
@@ -38,18 +38,18 @@ def _block(index: int, block: dict[str, Any], *deltas: dict[str, Any]) -> list[d
     ]
 
 
-def _anthropic() -> dict[str, Script]:
+def _anthropic(pieces: Pieces = PIECES) -> dict[str, Script]:
     message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "upstream-model", "content": []}
     start = {"type": "message_start", "message": {**message, "stop_reason": None, "usage": _anthropic_usage()}}
     ping = {"type": "ping"}
-    said = _block(0, {"type": "text", "text": ""}, *({"type": "text_delta", "text": piece} for piece in PIECES))
+    said = _block(0, {"type": "text", "text": ""}, *({"type": "text_delta", "text": piece} for piece in pieces))
     mused = _block(
         0,
         {"type": "thinking", "thinking": "", "signature": ""},
         *({"type": "thinking_delta", "thinking": piece} for piece in THOUGHT),
         {"type": "signature_delta", "signature": "c2ln"},
     )
-    after = _block(1, {"type": "text", "text": ""}, *({"type": "text_delta", "text": piece} for piece in PIECES))
+    after = _block(1, {"type": "text", "text": ""}, *({"type": "text_delta", "text": piece} for piece in pieces))
     calls = [
         *_block(0, {"type": "text", "text": ""}, {"type": "text_delta", "text": "Looking."}),
         *_block(
@@ -72,7 +72,7 @@ def _anthropic() -> dict[str, Script]:
 
     refused = {"type": "refusal", "category": None, "explanation": "No."}
     busy = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}, "request_id": "req_1"}
-    whole = {**message, "content": [{"type": "text", "text": TEXT}], "stop_reason": "end_turn"}
+    whole = {**message, "content": [{"type": "text", "text": "".join(pieces)}], "stop_reason": "end_turn"}
     whole["usage"] = _anthropic_usage(output_tokens=OUT)
     blocks = [
         {"type": "thinking", "thinking": "".join(THOUGHT), "signature": "c2ln"},
@@ -94,7 +94,7 @@ def _anthropic() -> dict[str, Script]:
     }
 
 
-def _gemini() -> dict[str, Script]:
+def _gemini(pieces: Pieces = PIECES) -> dict[str, Script]:
     head = {"modelVersion": "upstream-model", "responseId": "resp-1"}
 
     def piece(*parts: dict[str, Any], finish: str | None = None, out: int = 3) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _gemini() -> dict[str, Script]:
         }
         return {"candidates": [candidate], "usageMetadata": counted, **head}
 
-    said = [piece({"text": text}) for text in PIECES]
+    said = [piece({"text": text}) for text in pieces]
     mused = [piece({"text": text, "thought": True}) for text in THOUGHT]
     calls = [
         piece({"text": "Looking."}),
@@ -120,7 +120,7 @@ def _gemini() -> dict[str, Script]:
     end = piece({"text": ""}, finish="STOP", out=OUT)
     busy = {"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}
     blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": FRESH}, **head}
-    whole = piece({"text": "".join(THOUGHT), "thought": True}, {"text": TEXT}, finish="STOP", out=OUT)
+    whole = piece({"text": "".join(THOUGHT), "thought": True}, {"text": "".join(pieces)}, finish="STOP", out=OUT)
     return {
         "text": Script(200, EVENT_STREAM, sse(*said, end, end=b"\r\n")),
         "thinking": Script(200, EVENT_STREAM, sse(*mused, *said, end)),
@@ -148,7 +148,7 @@ def aws(name: str, value: dict[str, Any], kind: str = "event") -> bytes:
     return encode_message(headers, compact({**value, "p": "abcdefghij"[: len(name) % 10]}))
 
 
-def _bedrock() -> dict[str, Script]:
+def _bedrock(pieces: Pieces = PIECES) -> dict[str, Script]:
     def delta(block: int, **value: Any) -> bytes:
         return aws("contentBlockDelta", {"contentBlockIndex": block, "delta": value})
 
@@ -172,10 +172,10 @@ def _bedrock() -> dict[str, Script]:
         return aws("messageStop", {"stopReason": reason}) + last
 
     begin = aws("messageStart", {"role": "assistant"})
-    said = b"".join(delta(0, text=text) for text in PIECES) + stop(0)
+    said = b"".join(delta(0, text=text) for text in pieces) + stop(0)
     mused = b"".join(delta(0, reasoningContent={"text": text}) for text in THOUGHT)
     mused += delta(0, reasoningContent={"signature": "c2ln"}) + stop(0)
-    after = b"".join(delta(1, text=text) for text in PIECES) + stop(1)
+    after = b"".join(delta(1, text=text) for text in pieces) + stop(1)
     calls = delta(0, text="Looking.") + stop(0) + start(1, "tooluse_1", "weather")
     calls += delta(1, toolUse={"input": '{"city": '}) + delta(1, toolUse={"input": '"Bonn"}'}) + stop(1)
     calls += start(2, "tooluse_2", "clock") + stop(2)
@@ -183,7 +183,7 @@ def _bedrock() -> dict[str, Script]:
     error = encode_message(
         {":message-type": "error", ":error-code": "InternalFailure", ":error-message": "An internal error."}, b""
     )
-    message = {"role": "assistant", "content": [{"text": TEXT}]}
+    message = {"role": "assistant", "content": [{"text": "".join(pieces)}]}
     whole = {"output": {"message": message}, "stopReason": "end_turn", "usage": counted, "metrics": {"latencyMs": 1}}
     blocks = [
         {"reasoningContent": {"reasoningText": {"text": "".join(THOUGHT), "signature": "c2ln"}}},
@@ -208,8 +208,11 @@ def _bedrock() -> dict[str, Script]:
     }
 
 
-VENDORS: Mapping[str, Mapping[str, Script]] = {
-    "anthropic": _anthropic(),
-    "gemini": _gemini(),
-    "bedrock": _bedrock(),
+VENDOR_BUILDERS: Mapping[str, Callable[[Pieces], dict[str, Script]]] = {
+    "anthropic": _anthropic,
+    "gemini": _gemini,
+    "bedrock": _bedrock,
 }
+"""What each kind says when its model says these pieces."""
+
+VENDORS: Mapping[str, Mapping[str, Script]] = {kind: build(PIECES) for kind, build in VENDOR_BUILDERS.items()}
