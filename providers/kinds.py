@@ -12,6 +12,7 @@ from providers.bedrock import BedrockKind
 from providers.engines import FACTS, Facts
 from providers.exchange import Call, Failure, Headers, Outgoing, Reader, Upstream
 from providers.gemini import GeminiKind
+from providers.ollama import OllamaKind
 from providers.openai import OpenAIKind
 from providers.tgi import TgiKind
 
@@ -44,6 +45,7 @@ class Kind(Protocol):
 _OF_THEIR_OWN: Mapping[str, Kind] = MappingProxyType(
     {
         "tgi": TgiKind("tgi"),
+        "ollama": OllamaKind("ollama"),
         "azure": AzureKind("azure"),
         "anthropic": AnthropicKind(),
         "gemini": GeminiKind(),

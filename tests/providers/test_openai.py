@@ -188,6 +188,17 @@ def test_a_field_at_its_default_asks_for_nothing() -> None:
     assert not asks("repetition_penalty", 1.0)
 
 
+def test_ollama_takes_no_pictures_by_url() -> None:
+    def asked(url: str) -> Call:
+        part = {"type": "image_url", "image_url": {"url": url}}
+        return call(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}, part]}])
+
+    assert sent("ollama", asked("data:image/png;base64,eA=="))["messages"]
+    with pytest.raises(Unsupported) as refused:
+        sent("ollama", asked("https://pictures.test/cat.png"))
+    assert refused.value.field == "messages[0].content[1].image_url"
+
+
 def test_tgi_is_sent_its_own_form_of_schemas_and_stop_words() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "out", "schema": {"type": "object"}, "strict": True}}
     asked = call(response_format=form, stop="END")
