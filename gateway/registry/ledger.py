@@ -68,6 +68,7 @@ class Ledger:
         self._keep_refusals_us = keep_refusals_days * _DAY_US
         self._folder = folder
         self._refusals: Refusals = Counter()
+        self._noted: dict[str, int] = {}  # last uses that are in the database, by key id
         self._open: dict[str, int] = {}  # requests under way, with the segment that announced each
         self._unsure = False  # whether rows of the next batch may be there already
         self._left = True  # whether dead processes may have left something that is not in the ledger
@@ -160,7 +161,9 @@ class Ledger:
             rows = self._rows(batch) if batch is not None else []
             try:
                 if rows or refusals:
-                    await write(self._database, rows, refusals, check=self._unsure)
+                    used = self._used(rows)
+                    await write(self._database, rows, refusals, check=self._unsure, used=used)
+                    self._noted |= used
             except BaseException as error:
                 # Done or not, nobody knows: the rows are tried again with a look whether they are there, the counts
                 # are added again (a commit whose answer was lost counts refusals twice; it never bills twice).
@@ -177,6 +180,13 @@ class Ledger:
                     if segment is not None:
                         self._spool.let_go(segment)
             return True
+
+    def _used(self, rows: list[Row]) -> dict[str, int]:
+        """Last uses worth writing down: later than what is there by a minute or more."""
+        last: dict[str, int] = {}
+        for row in rows:
+            last[row["key"]] = max(row["at"], last.get(row["key"], 0))
+        return {key: at for key, at in last.items() if at - self._noted.get(key, 0) >= _MINUTE_US}
 
     async def _one_by_one(self, rows: list[Row]) -> None:
         """A row that the database does not take must not hold up the others."""

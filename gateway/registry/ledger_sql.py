@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import Table, bindparam, delete, insert, or_, select, update
@@ -25,21 +26,31 @@ _SUMS: Final = (
 )  # fmt: skip
 _BITE: Final = 2000  # rows forgotten in one transaction
 _PAUSE_S: Final = 0.02  # between bites, for others to get in
-_STATEMENT_ROWS: Final = 1000  # keeps below what SQLite takes of parameters in one statement
 _MEMORY_ROWS: Final = 50_000  # of a ledger that is kept in memory
 
 Refusals = Counter[tuple[int, str, str, str]]
 """Requests by minute, tenant, key and reason."""
 
 
-async def write(database: Database, rows: Sequence[Row], refusals: Refusals, *, check: bool) -> None:
-    """Adds rows, sums and counts in one transaction. `check`: some rows may be there already and are left out."""
+async def write(
+    database: Database,
+    rows: Sequence[Row],
+    refusals: Refusals,
+    *,
+    check: bool,
+    used: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Adds rows, sums and counts in one transaction, and notes when keys were last `used` (Unix microseconds by id).
+
+    `check`: some rows may be there already and are left out.
+    """
     async with database.transaction() as connection:
         new = await _new(connection, rows) if check else rows
         if new:
-            await connection.execute(insert(tables.ledger), list(new))
+            await _insert(connection, new)
             await _add(database, connection, tables.usage_days, _days(new))
-            await _used(connection, new)
+        if used:
+            await _used(connection, used)
         counts = [
             {"minute": minute, "tenant": tenant, "key": key, "reason": reason, "requests": number}
             for (minute, tenant, key, reason), number in sorted(refusals.items())
@@ -72,24 +83,33 @@ def _days(rows: Sequence[Row]) -> list[Row]:
 
 async def _add(database: Database, connection: AsyncConnection, table: Table, rows: list[Row]) -> None:
     """Inserts rows, or adds their sums to those that are there."""
+    if not rows:
+        return
     keys = [column.name for column in table.primary_key.columns]
-    for start in range(0, len(rows), _STATEMENT_ROWS):
-        statement = database.insert(table).values(rows[start : start + _STATEMENT_ROWS])
-        added: dict[str, Any] = {
-            column.name: column + statement.excluded[column.name] for column in table.columns if column.name not in keys
-        }
-        await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=added))
+    statement = database.insert(table)
+    added: dict[str, Any] = {
+        column.name: column + statement.excluded[column.name] for column in table.columns if column.name not in keys
+    }
+    # One statement for many rows, compiled once; all rows in one statement would be compiled anew each time.
+    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=added), rows)
 
 
-async def _used(connection: AsyncConnection, rows: Sequence[Row]) -> None:
+async def _insert(connection: AsyncConnection, rows: Sequence[Row]) -> None:
+    """Adds rows to the ledger. The statement is SQLAlchemy's; its values go to the driver as they are, which costs a
+    fifth: every value here is text, a number or a flag already.
+    """
+    statement = insert(tables.ledger).compile(dialect=connection.dialect)
+    names = statement.positiontup
+    assert names is not None
+    await connection.exec_driver_sql(str(statement), [tuple([row[name] for name in names]) for row in rows])
+
+
+async def _used(connection: AsyncConnection, used: Mapping[str, int]) -> None:
     """Notes when keys were last used; those of the config file have no row to note it in."""
-    last: dict[str, int] = {}
-    for row in rows:
-        last[row["key"]] = max(row["at"], last.get(row["key"], 0))
     table = tables.tenant_keys
     later = or_(table.c.last_used_at.is_(None), table.c.last_used_at < bindparam("at"))
     statement = update(table).where(table.c.id == bindparam("key"), later).values(last_used_at=bindparam("at"))
-    await connection.execute(statement, [{"key": key, "at": at} for key, at in sorted(last.items())])
+    await connection.execute(statement, [{"key": key, "at": at} for key, at in sorted(used.items())])
 
 
 async def forget(database: Database, *, before: int, refusals_before: int) -> int:
