@@ -47,6 +47,7 @@ __all__ = [
 StoreAway = Literal["local", "closed", "open"]
 Unpriced = Literal["refuse", "dearest", "free"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+HttpServer = Literal["lean", "aiohttp"]
 
 
 class Tls(Settings):
@@ -73,6 +74,8 @@ class Listen(Settings):
     """How long requests in flight may go on after a signal to stop."""
     tls: Tls | None = None
     """Serve HTTPS; none: plain HTTP."""
+    server: HttpServer = "lean"
+    """The HTTP server of this listener: `lean` is our own, `aiohttp` the one of that library at twice its CPU time."""
 
 
 class Admin(Settings):

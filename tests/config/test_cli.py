@@ -106,7 +106,7 @@ def test_errors_read_like_a_compilers(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines() == [
         f"{path}:2: listen.prot: unknown key; did you mean 'port'? one of: host, port, max_body_bytes, "
-        "body_timeout_ms, drain_s, tls",
+        "body_timeout_ms, drain_s, tls, server",
         f"{path}:3: pools.p.kind: 'vlm' is not a kind; did you mean 'vllm'? one of: simulated, vllm, sglang, llamacpp, "
         "ollama, tgi, trtllm, openai, azure, anthropic, gemini, gemini-openai, bedrock, openai-compatible",
         f"{path}: 2 errors",
