@@ -66,6 +66,7 @@ class Fleet:
         self.shadow_refused: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()
         self._forgetting: Forgetting[SharedGroup] = Forgetting()
+        self._tags_made = 0
         self._lease_us = lease_us
         self._leasing = leasing
 
@@ -98,7 +99,8 @@ class Fleet:
             name = hash_tag(limit)
             tag = self.tags.get(name)
             if tag is None:
-                tag = self.tags[name] = Tag(name, self._lease_us)
+                self._tags_made += 1
+                tag = self.tags[name] = Tag(name, self._lease_us, self._tags_made)
             lease = tag.leases.get(limit.key)
             if lease is None:
                 lease = tag.leases[limit.key] = new_leased(limit)
@@ -180,13 +182,12 @@ class Fleet:
     def refuse_ceiling(self, group: SharedGroup, amounts: Amounts, now: int) -> Refusal | Holds:
         """Why the ceilings do not let a request pass; if only shadow limits are short, they are charged and it does."""
         assert group.ceiling is not None
-        refusals = [
-            lease.refusal(units_of(lease.limit.dimension, amounts), now, group)
-            for lease in group.leases
-            if lease in group.ceiling.members and not lease.limit.shadow
-        ]
+        asked = [(lease, units_of(lease.limit.dimension, amounts)) for lease in group.leases]
+        short = [(x, units) for x, units in asked if units and x in group.ceiling.members and x.short(units)]
+        refusals = [x.refusal(units, now, group) for x, units in short if not x.limit.shadow]
         if not refusals:
-            return charge(group.ceiling, amounts, now)
+            self.shadow_refused.update(x.limit.key for x, _ in short)
+            return charge(group.ceiling, amounts, now, counting=False)
         return max(refusals, key=lambda refusal: refusal.wait_us or 0)
 
     def by_answer(

@@ -146,23 +146,23 @@ def _undo(group: Group, amounts: Amounts, stop: Member | None) -> None:
         slots.used -= 1
 
 
-def charge(group: Group, amounts: Amounts, now: int) -> Holds:
-    """Take the amounts whether or not they are there, counting in `refused` who would not have let them pass."""
+def charge(group: Group, amounts: Amounts, now: int, *, counting: bool = True) -> Holds:
+    """Take the amounts whether or not they are there; counts, if asked, who would not have let them pass."""
     micro_usd, worst = amounts.micro_usd, max(amounts.micro_usd, amounts.worst_micro_usd)
     for buckets, units in zip((group.requests, group.input, group.output, group.total), amounts, strict=False):
         if units:
             for bucket in buckets:
-                if bucket.wait_us(units, now) != 0:
+                if counting and bucket.wait_us(units, now) != 0:
                     bucket.refused += 1
                 bucket.charge(units, now)
     for slots in group.slots:
-        slots.refused += slots.used >= slots.amount
+        slots.refused += counting and slots.used >= slots.amount
         slots.used += 1
     holds: list[tuple[int, int]] = []
     for budget in group.money:
         hold = budget.hold_for(micro_usd, worst, now) if worst else 0
         if hold < 0:
-            budget.refused += 1
+            budget.refused += counting
             hold = micro_usd
         budget.held += hold
         holds.append((hold, budget.period))

@@ -103,6 +103,9 @@ class LeasedRate(Bucket):
     def overdrawn(self) -> bool:
         return self.debt > self.cap
 
+    def short(self, units: int) -> bool:
+        return self.debt + units * self.unit > self.cap
+
     def far(self, instances: int, cost: int, now: int) -> bool:
         """Whether a lease would be granted and serve a request of `cost` units."""
         self.largest = max(cost * self.unit, self.largest - self.largest // 8)
@@ -165,7 +168,10 @@ class LeasedSlots(Slots):
         return self.amount > self.used
 
     def overdrawn(self) -> bool:
-        return False
+        return self.used > self.amount
+
+    def short(self, units: int) -> bool:
+        return self.used >= self.amount
 
     def far(self, instances: int, cost: int, now: int) -> bool:
         return chunk(self.limit, instances) > 0 and self.whole.remaining() >= floor(self.limit, instances)
@@ -232,6 +238,9 @@ class LeasedMoney(Budget):
 
     def overdrawn(self) -> bool:
         return self.spent + self.held > self.amount
+
+    def short(self, units: int) -> bool:
+        return units > self.amount - self.spent - self.held
 
     def far(self, instances: int, cost: int, now: int) -> bool:
         size = chunk(self.limit, instances)

@@ -14,6 +14,7 @@ This file awaits the store; what it decides, and all sums, are in fleet.py and b
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,7 +45,9 @@ def _unix_us() -> int:
 
 
 class RedisLimiter:
-    """Limits of a fleet over one server, a set of replicas or a cluster. One per process; `instance` names it.
+    """Limits of a fleet over one server, a set of replicas or a cluster. One per process.
+
+    `instance`       names it; a random part is added, so that a process started anew is another instance
 
     `wait_replicas`  how many replicas must confirm a decision on an exact limit (WAIT); 0 asks none
     `lease_s`        the shortest time a lease lasts        `leasing`  False asks the store for every request
@@ -67,7 +70,7 @@ class RedisLimiter:
         server_time: bool = True,
     ) -> None:
         self._calls = Calls(client, budget_s)
-        self._fleet = Fleet(instance, int(lease_s * MICROSECONDS), leasing=leasing)
+        self._fleet = Fleet(f"{instance}.{secrets.token_hex(4)}", int(lease_s * MICROSECONDS), leasing=leasing)
         self._hold_ms = int(hold_s * 1_000)
         self._refresh_s = refresh_s
         self._budget_s = budget_s

@@ -117,7 +117,7 @@ class SharedGroup(Group):
     def owe_ceiling(self, actual: Amounts, now: int) -> None:
         """A request that ended was let through without its ceilings' leases: they owe it to the store."""
         if self.ceiling is not None:
-            settle(self.ceiling, actual, actual, charge(self.ceiling, actual, now), now, now)
+            settle(self.ceiling, actual, actual, charge(self.ceiling, actual, now, counting=False), now, now)
 
     def standings(self, now: int) -> tuple[Standing, ...]:
         return tuple(lease.standing(now) for lease in self.leases if not lease.limit.shadow)

@@ -44,12 +44,13 @@ class LeaseCall:
 class Tag:
     """One hash tag: `{o:acme}` or `{m:chat-large}`."""
 
-    __slots__ = ("active", "asked_at", "done", "gives", "lasts", "leases", "looked_at", "name", "needs", "pending",
-                 "rounds", "sent", "seq", "shortest_us", "since", "swept", "takes", "until", "used",
+    __slots__ = ("active", "asked_at", "done", "gives", "lasts", "leases", "life", "looked_at", "name", "needs",
+                 "pending", "rounds", "sent", "seq", "shortest_us", "since", "swept", "takes", "until", "used",
                  "wants")  # fmt: skip
 
-    def __init__(self, name: str, shortest_us: int = SHORTEST_LEASE_US) -> None:
+    def __init__(self, name: str, shortest_us: int = SHORTEST_LEASE_US, life: int = 0) -> None:
         self.name = name
+        self.life = life  # tells the calls of a tag that was forgotten and made anew from those before
         self.leases: dict[str, Leased] = {}  # by limit key: every lease under this tag, the empty ones too
         self.wants: set[str] = set()  # limits that are far from their end and whose lease is short
         self.active: dict[Group, None] = {}  # whose leases were spent since the last round
@@ -128,7 +129,7 @@ class Tag:
         server_ms = self.lasts // 1_000 + min(GRACE_MS, self.shortest_us // 2_000)
         for start in range(0, len(said), MOST_ENTRIES):
             part = said[start : start + MOST_ENTRIES]
-            keys = [self.key(f"call:{instance}")]
+            keys = [self.key(f"call:{instance}:{self.life}")]
             for lease in part:
                 keys.append(self.key(lease.limit.key))
                 if isinstance(lease, LeasedMoney):

@@ -330,3 +330,86 @@ async def test_a_changed_limit_reaches_leases_and_other_principals() -> None:
     after = admitted(await fleet.limiters[0].reserve("d", blue, tok(1), fleet.now))
     assert fleet.limiters[0].standings(after, fleet.now)[0].remaining == 70_000 - 10_000 - 1
     await fleet.close()
+
+
+@pytest.mark.asyncio
+async def test_the_same_request_twice_at_once_gets_one_verdict() -> None:
+    fleet = FleetUnderTest(1)
+    await fleet.settle_in()
+    limiter, of = fleet.limiters[0], [limit(CONC, 5), CEILING]
+    group = limiter.group(of)
+    one, two, three = await asyncio.gather(*(limiter.reserve("same", group, ONE, fleet.now) for _ in range(3)))
+    assert one is two is three
+    assert isinstance(one, Reservation)
+    await limiter.settle(one, Amounts(), fleet.now)
+    await limiter.flush(fleet.now)
+    again = admitted(await limiter.reserve("same", group, ONE, fleet.now))
+    assert again is not one, "settled before: another request under the same id"
+    assert [s.remaining for s in limiter.standings(again, fleet.now)] == [4, 99]
+    await fleet.close()
+
+
+@pytest.mark.asyncio
+async def test_an_abandoned_reservation_is_settled_with_what_it_streamed() -> None:
+    fleet = FleetUnderTest(1, leasing=False)
+    await fleet.settle_in()
+    of = [limit(OTPM, 1, 10_000, period_s=86_400), limit(CONC, 5)]
+    lost = admitted(await fleet.ask(0, of, tok(0, 5_000)))
+    await fleet.limiters[0].progress(lost, tok(0, 700), fleet.now)
+    for _ in range(73):
+        fleet.now += 50 * SECOND
+        await fleet.tick()
+    assert lost.settled
+    assert fleet.limiters[0].snapshot().abandoned == 1
+    assert fleet.limiters[0].snapshot().open == 0
+    probe = admitted(await fleet.ask(0, of, Amounts()))
+    assert [s.remaining for s in fleet.limiters[0].standings(probe, fleet.now)] == [10_000 - 700, 4]
+    await fleet.close()
+
+
+@pytest.mark.asyncio
+async def test_what_nobody_uses_is_forgotten_and_can_be_used_again() -> None:
+    fleet = FleetUnderTest(1)
+    await fleet.settle_in()
+    limiter = fleet.limiters[0]
+    kept = limiter.group(LIMITS)
+    admitted(await limiter.reserve("kept", kept, tok(1), fleet.now))
+    for n in range(300):
+        address = Limit(Level.KEY, f"k{n}", RPM, 600, burst=100, organisation=f"o{n}")
+        group = limiter.group([address, CEILING])
+        await limiter.settle(admitted(await limiter.reserve(f"n{n}", group, ONE, fleet.now)), ONE, fleet.now)
+        fleet.now += SECOND // 5
+    assert limiter.snapshot().groups == 301
+    for _ in range(240):
+        fleet.now += SECOND
+        await fleet.tick()
+    assert (limiter.snapshot().groups, limiter.snapshot().leases) == (1, len(LIMITS)), "an open request keeps its own"
+    first = await limiter.reserve("again", group, ONE, fleet.now)
+    twin = limiter.group(group.limits)
+    assert twin is group
+    assert [s.remaining for s in limiter.standings(first, fleet.now)] == [99, 99]
+    await fleet.close()
+
+
+@pytest.mark.asyncio
+async def test_clocks_of_one_process_may_differ_a_little() -> None:
+    fleet = FleetUnderTest(1)
+    await fleet.settle_in()
+    admitted(await fleet.ask(0, LIMITS, tok(1)))
+    await fleet.tick()
+    fleet.now -= SECOND // 10
+    assert admitted(await fleet.ask(0, LIMITS, tok(1))).by is Decider.LEASE
+    await fleet.close()
+
+
+@pytest.mark.asyncio
+async def test_a_shadow_limit_is_counted_across_instances_and_refuses_nothing() -> None:
+    fleet = FleetUnderTest(2)
+    await fleet.settle_in()
+    of = [limit(RPM, 60, 10, shadow=True), limit(ITPM, 600_000, 100_000), limit(RPM, 60, 5, Level.MODEL, shadow=True)]
+    for n in range(30):
+        admitted(await fleet.ask(n % 2, of, tok(1)))
+    counts = [limiter.snapshot().shadow_refused for limiter in fleet.limiters]
+    assert sum(count[of[0].key] for count in counts) == 20
+    assert sum(count[of[2].key] for count in counts) == 25
+    await fleet.close()

@@ -132,7 +132,7 @@ def test_unused_states_are_forgotten_and_used_again() -> None:
         now = NOON + n * SECOND // 1_000
         group = limiter.group([Limit(Level.KEY, f"client{n}", RPM, 60, burst=2)])
         limiter.settle_now(admitted(limiter.reserve_now(str(n), group, ONE, now)), ONE, now)
-    assert limiter.snapshot().states <= 4_096, "one request a client: full again within a second"
+    assert limiter.snapshot().states <= 4_096, "twice what is needed: a client's bucket is full again within a second"
     limiter.settle_now(open_, ONE, NOON + 20 * SECOND)
     limiter.tidy_now(NOON + 25 * SECOND)
     snapshot = limiter.snapshot()
@@ -266,6 +266,42 @@ def test_no_window_admits_more_than_burst_plus_rate(
         for at, units in log[i:]:
             total += units
             assert total * period_s * SECOND <= burst * period_s * SECOND + amount * (at - start)
+
+
+requests_ = st.tuples(
+    st.integers(0, 6 * SECOND),  # after the one before
+    st.integers(1, 400),  # reserved
+    st.integers(0, 600),  # used
+    st.integers(0, 9 * SECOND),  # running for
+)
+
+
+@given(script=st.lists(requests_, min_size=2, max_size=25), strict=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_used_tokens_stay_within_burst_and_rate_and_what_was_open(
+    script: list[tuple[int, int, int, int]], strict: bool
+) -> None:
+    """Used by those admitted in [a, b] <= B + r (b - a) + O(a) + U(b); a strict limit has no O."""
+    rate, burst = 50, 500
+    limiter = LocalLimiter()
+    group = limiter.group([limit(OTPM, rate * 60, burst, max_debt=10**6, strict=strict)])
+    now, ends = NOON, []
+    log: list[tuple[int, int, int, int]] = []  # admitted at, ended at, reserved, used
+    for wait, reserved, used, lasts in script:
+        now += wait
+        for end, reservation, actual in sorted((e for e in ends if e[0] <= now), key=lambda e: e[0]):
+            limiter.settle_now(reservation, tok(0, actual), end)
+        ends = [e for e in ends if e[0] > now]
+        decided = limiter.reserve_now(f"r{len(log)}", group, tok(0, reserved), now)
+        if isinstance(decided, Reservation):
+            ends.append((now + lasts, decided, used))
+            log.append((now, now + lasts, reserved, used))
+    for i, (a, *_) in enumerate(log):
+        open_at_a = 0 if strict else sum(max(0, r - u) for at, end, r, u in log[:i] if end >= a)
+        for b, *_ in log[i:]:
+            total = sum(u for at, _, _, u in log[i:] if at <= b)
+            beyond = sum(max(0, u - r) for at, end, r, u in log if at <= b <= end)
+            assert total <= burst + rate * (b - a) / SECOND + open_at_a + beyond
 
 
 @given(
