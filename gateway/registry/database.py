@@ -7,6 +7,8 @@ instead of failing as "locked". Nothing of this is on a request's path.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,7 +120,9 @@ def _sqlite_connect(connection: Any, _: Any) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.execute("PRAGMA journal_mode = WAL")
+    with contextlib.suppress(sqlite3.OperationalError):
+        # Locked: another process is making the file at this very moment. It sets the mode, which the file keeps.
+        cursor.execute("PRAGMA journal_mode = WAL")
     # With WAL a killed process loses nothing at NORMAL; the spool covers what a power cut could take.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()

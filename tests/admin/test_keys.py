@@ -17,6 +17,7 @@ from gateway.registry import tables
 from tests.admin.api import OPERATOR, Api
 from tests.gateway.stack import Stack, running, settings_text, until
 from tests.ratelimit.servers import Server
+from tests.registry.databases import fresh_url
 
 pytestmark = pytest.mark.asyncio
 
@@ -121,12 +122,13 @@ async def _second(stack: Stack, text: str) -> Stack:
     return Stack(app, stack.engines, None, log, aiohttp.ClientSession())
 
 
-@pytest.mark.parametrize("redis", [True, False])
+@pytest.mark.parametrize(("kind", "redis"), [("sqlite", False), ("postgresql", True)])
 async def test_a_revoked_key_is_refused_by_two_instances_under_load_within_a_second(
-    tmp_path: Path, redis: bool
+    tmp_path: Path, kind: str, redis: bool
 ) -> None:
     with Server() as server:
-        extra = f"store: sqlite+aiosqlite:///{tmp_path}/r.db\n" + (f"redis: {server.url}" if redis else "")
+        store, spool = await fresh_url(kind, tmp_path), tmp_path / "spool"
+        extra = f'store: "{store}"\nledger: {{spool: "{spool}"}}\n' + (f"redis: {server.url}" if redis else "")
         async with running(config_changes={"extra": extra}) as first, AsyncExitStack() as closing:
             second = await _second(first, settings_text(first.engines, None, extra=extra))
             closing.push_async_callback(second.session.close)
