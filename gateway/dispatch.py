@@ -85,6 +85,7 @@ class Dispatcher:
     async def _leg(self, run: Run, leg: Leg) -> bool:
         """Tries one target until it has served (True) or the next one is due (False)."""
         pool = run.accepted.world.pools[leg.target.pool]
+        run.tier = leg.tier
         # One item for all tries at this pool: what is queued again keeps its place inside its tenant.
         item = self._item(run, pool, leg, self._clock.monotonic())
         if item.adapter is not None and not await self._place(run, pool, item):
@@ -443,7 +444,10 @@ class Dispatcher:
         record = run.record
         record.status = 200
         kind = _SSE if run.accepted.call.stream else _JSON
-        return [*self._settler.headers(record), ("server-timing", record.phases.server_timing()), *kind]
+        headers = [*self._settler.headers(record), ("server-timing", record.phases.server_timing()), *kind]
+        if run.tier:
+            headers.append(("x-weighbridge-tier", str(run.tier + 1)))  # a substitute, and says so
+        return headers
 
 
 def _rest(run: Run, leg: Leg, broken: Broken) -> list[Leg]:

@@ -36,6 +36,7 @@ class Run:
     interrupt: Interrupt
     budget: AttemptBudget
     legs: list[Leg]  # of the plan, not yet tried
+    tier: int = 0  # of the one that is
     failed_replicas: dict[str, frozenset[str]] = field(default_factory=dict)  # by pool
     failed_credentials: dict[str, frozenset[str]] = field(default_factory=dict)  # by pool
     last: Refused | None = None  # what the caller is told when nothing else works

@@ -141,16 +141,17 @@ class Routing:
         now = self._clock.monotonic()
         here = not targets or budget.left > 1
         states = pool.members.usable(now)
-        hindrances = [
-            self._breaker(pool, model, credential).hindrance(accepted.cls, now, claim=False)
+        open_ = {
+            credential.name
             for credential in pool.credentials
-            if credential.name not in credentials
-        ]
+            if (skip := self._breaker(pool, model, credential).hindrance(accepted.cls, now, claim=False)) is None
+            or skip.soft
+        }
         return Around(
-            replicas=here and any(states.get(name, True) for name in pool.replicas if name not in replicas),
-            credentials=here and any(skip is None or skip.soft for skip in hindrances),
+            replicas=here and bool(open_) and any(states.get(name) for name in pool.replicas if name not in replicas),
+            credentials=here and not open_ <= credentials,
             targets=targets > 0,
-            same=here,
+            same=here and bool(open_),
         )
 
     def decide(self, budget: AttemptBudget, broken: Broken, around: Around, *, free: bool) -> Decision:
@@ -264,7 +265,10 @@ class Routing:
                 failure.message,
             )
         if event is Event.RATE:
-            pool.gate.core.throttled(way.replica, now)
+            # One of several servers is left alone for as long as it says. The only address has other credentials, or
+            # other targets beside it: nobody may wait long for it in the queue.
+            alone = len(pool.replicas) == 1 and (len(pool.credentials) > 1 or (failure.retry_after_s or 0.0) > 1.0)
+            pool.gate.core.throttled(way.replica, now, None if alone else failure.retry_after_s)
         replicas = pool.replicas
         of_replica = event
         if event in _OURS:
@@ -330,14 +334,20 @@ class Routing:
         return urlsafe_b64encode(hmac.digest(self._salt_secret, framed, "sha256")).decode().rstrip("=")
 
 
+_NO_FAULT = frozenset({408, 425})  # "took too long to send", "too early": tried again, and nobody's fault
+_TOO_MANY = 429  # never trips a breaker, whoever sent it
+
+
 def _event(broken: Broken) -> Event:
-    """What a failed attempt is to a breaker. A 429 never trips one, whoever sent it."""
+    """What a failed attempt is to a breaker."""
     if broken.how == "connect":
         return Event.CONNECT
     if broken.how == "silent":
         return Event.TIMEOUT
-    event = EVENT_OF[broken.failure.kind]
-    return Event.RATE if event is Event.FAILURE and broken.failure.status == 429 else event
+    event, status = EVENT_OF[broken.failure.kind], broken.failure.status
+    if event is Event.FAILURE and status == _TOO_MANY:
+        return Event.RATE
+    return Event.NEUTRAL if event is Event.FAILURE and status in _NO_FAULT else event
 
 
 def _keys(world: World) -> Iterable[BreakerKey]:

@@ -25,7 +25,7 @@ admin: {port: 0, key: admin-key-for-tests}
 TENANTS = f"""
 tenants:
   alice:
-    limits: {{requests_per_minute: 100000, input_tokens_per_minute: 100000000, output_tokens_per_minute: 100000000}}
+    LIMITS
     keys: [{{id: alice1, hash: "{keys.digest(ALICE)}"}}]
   bob:
     class: batch
@@ -44,12 +44,14 @@ def account(*accepted: str, settings: EngineSettings = FAST, **more: Any) -> Ser
 
 
 @asynccontextmanager
-async def serving(settings: Sequence[ServiceSettings], text: Callable[..., str]) -> AsyncIterator[Stack]:
+async def serving(
+    settings: Sequence[ServiceSettings], text: Callable[..., str], *, limits: str = "limits: {}"
+) -> AsyncIterator[Stack]:
     """The gateway over `settings`' servers; `text` is given their URLs and makes the pools and models of the config."""
     servers = [SimulatedServer(one) for one in settings]
     for server in servers:
         await server.start()
-    whole = HEAD + text(*(server.url for server in servers)) + TENANTS
+    whole = HEAD + text(*(server.url for server in servers)) + TENANTS.replace("LIMITS", limits)
     log = io.BytesIO()
     app = await App(config.parse(whole, "test.yaml", {}).config, request_log=log).start()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
