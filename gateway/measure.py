@@ -64,13 +64,15 @@ def _parts(parts: list[Any]) -> tuple[int, int]:
         if type(part) is not dict:
             continue
         kind = part.get("type")
+        if type(kind) is not str:
+            continue
         if kind in _PAYLOADS:
             size = _payload(part)
             payload += size
             images += 1 if kind in _PICTURES else -(-size // _ATTACHMENT_BYTES)
         elif kind == "tool_result" and type(part.get("content")) is list:
             for inner in part["content"]:  # one level: a tool result holds no tool results
-                if type(inner) is dict and inner.get("type") in _PAYLOADS:
+                if type(inner) is dict and type(inner.get("type")) is str and inner["type"] in _PAYLOADS:
                     size = _payload(inner)
                     payload += size
                     images += 1 if inner["type"] in _PICTURES else -(-size // _ATTACHMENT_BYTES)

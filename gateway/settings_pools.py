@@ -204,6 +204,9 @@ class Quirks(Settings):
     """Whether it knows `stream_options`; false for one that answers 400 to it. Streams then carry no usage."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] | None = None
     """The name of the output cap it reads; none: the kind's own."""
+    translate: bool = False
+    """Ask for chat where clients speak Responses or Messages: for an engine too old to serve those itself, or one that
+    does it worse than the gateway."""
 
 
 class Pool(Settings):
@@ -276,6 +279,7 @@ class Pool(Settings):
             found = {name: getattr(self.account, name) for name in ("api_version", "region", "organization", "project")}
         found["max_tokens_field"] = self.quirks.max_tokens_field
         found["stream_options"] = None if self.quirks.stream_options else "false"
+        found["translate"] = "true" if self.quirks.translate else None
         return {name: value for name, value in found.items() if value is not None}
 
     def domain(self) -> tuple[str, str, str]:

@@ -40,7 +40,7 @@ from providers.ingress import TRANSLATED, read_prompt
 from providers.messages_native import native_reader
 from providers.messages_usage import usage_of
 from providers.openai import root_path
-from providers.passing import passed_on
+from providers.passing import passed_on, refuse_files
 from providers.translate import SseDecoder, WholeDecoder, reader
 
 _REASONS: Mapping[str, Reason] = MappingProxyType(
@@ -210,6 +210,7 @@ class AnthropicKind:
 
     def _passed_on(self, call: Call, upstream: Upstream) -> Outgoing:
         """A request of Anthropic's own dialect, with the version and the betas its client speaks."""
+        refuse_files(call)
         streams = _streams(call, upstream)
         mended = mend_history(call)
         changes = {} if mended is None else {"messages": mended}

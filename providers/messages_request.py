@@ -270,7 +270,7 @@ def _thinking(body: dict[str, Any]) -> tuple[str | None, int | None]:
     """Effort and budget; a model's own judgement where the client leaves it that."""
     config, thinking = body.get("output_config"), body.get("thinking")
     effort = config.get("effort") if isinstance(config, dict) else None
-    if effort is not None and effort not in _EFFORTS:
+    if effort is not None and not (isinstance(effort, str) and effort in _EFFORTS):
         raise Unsupported("output_config.effort")
     kind = thinking.get("type") if isinstance(thinking, dict) else None
     if thinking is not None and kind not in ("enabled", "disabled", "adaptive", "between_tools"):

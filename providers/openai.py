@@ -23,7 +23,7 @@ from providers.gather import GatherReader, WholeReader
 from providers.messages_native import native_reader
 from providers.openai_stream import StreamReader
 from providers.over_chat import OTHER_DIALECTS, as_chat, chat_reader
-from providers.passing import passed_on, refuse_kept
+from providers.passing import passed_on, refuse_files, refuse_kept
 from providers.responses_native import response_reader
 
 PATHS: Mapping[Endpoint, str] = MappingProxyType(
@@ -215,6 +215,7 @@ class OpenAIKind:
             return self.prepare(as_chat(call, upstream, facts), upstream)
         streams = _streams(call, upstream, facts)
         changes: dict[str, Any] = {}
+        refuse_files(call)
         if call.endpoint is Endpoint.RESPONSES:
             refuse_kept(call)
             if facts.priority is not None and upstream.priority:

@@ -39,6 +39,27 @@ def passed_on(call: Call, upstream: Upstream, facts: Facts, *, streams: bool, ch
     return orjson.dumps({**{name: value for name, value in body.items() if name not in drops}, **changes})
 
 
+def refuse_files(call: Call) -> None:
+    """Raises Unsupported where a message names a file an upstream keeps: whose it is cannot be told by its id."""
+    if b'"file_id"' not in call.raw:
+        return
+    where = "input" if call.endpoint is Endpoint.RESPONSES else "messages"
+    turns = call.body.get(where)
+    for place, turn in enumerate(turns if isinstance(turns, list) else ()):
+        content = turn.get("content", turn.get("output")) if isinstance(turn, dict) else None
+        _refuse_files(content, f"{where}[{place}].content")
+
+
+def _refuse_files(content: Any, where: str) -> None:
+    for place, part in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(part, dict):
+            continue
+        source = part.get("source")
+        if part.get("file_id") is not None or (isinstance(source, dict) and source.get("file_id") is not None):
+            raise Unsupported(f"{where}[{place}].file_id", f"{where}[{place}].file_id: files by id are not supported")
+        _refuse_files(part.get("content"), f"{where}[{place}].content")
+
+
 _KEPT = ("previous_response_id", "conversation", "background", "prompt")
 
 

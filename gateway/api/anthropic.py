@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.api.bodies import parse_object, stream_of, wrong
 from gateway.api.seam import Exchange
+from gateway.outcomes import Outcome, Refused
 from providers.exchange import Call, Dialect, Endpoint
 
 CALLS: dict[str, Endpoint] = {
@@ -30,6 +31,15 @@ def parse_call(endpoint: Endpoint, raw: bytes, http: Exchange) -> Call:
     system = body.get("system")
     if system is not None and type(system) is not str and type(system) is not list:
         raise wrong("system", "a string or an array of text blocks", system)
+    if body.get("thread"):
+        # A vendor would hold the conversation for the account that all tenants share. By this code the SDK's helpers
+        # know to send the whole history instead.
+        raise Refused(
+            Outcome.UNSUPPORTED,
+            "thread is not supported: conversations are not kept, send all messages with each request.",
+            param="thread",
+            code="thread_unsupported_request",
+        )
     if endpoint is Endpoint.MESSAGES:
         cap = body.get("max_tokens")
         if type(cap) is not int or cap < 0:
