@@ -101,6 +101,7 @@ class Connection(asyncio.Protocol):
         "_paused",
         "_reading",
         "_rejected",
+        "_said_so",
         "_target",
         "_told",
         "_waiting",
@@ -139,6 +140,7 @@ class Connection(asyncio.Protocol):
         self._rejected: Rejected | None = None  # ends the connection once all before it is answered
         self._paused = False  # the socket is not read
         self._told = False  # the parser is told of a head that has been read already
+        self._said_so = False  # the running task has been cancelled since its client has left
         self._lingering = False  # everything is answered; what comes is thrown away
 
     # -- what the loop calls ---------------------------------------------------------------------------------
@@ -159,15 +161,20 @@ class Connection(asyncio.Protocol):
         self._owner.connections.discard(self)
         self._ahead.clear()
         self._waiting.clear()
-        if self.task is not None:
-            self.task.cancel()
+        self._left()
 
     def eof_received(self) -> bool:
         """A client that ends its side has left: nothing tells it from one that only has stopped sending."""
         if self.task is not None and self.transport is not None:
-            self.task.cancel()
+            self._left()
             self.transport.abort()
         return False
+
+    def _left(self) -> None:
+        """The client is gone: says so to the request under way, once, for it may be settling by the second time."""
+        if self.task is not None and not self._said_so:
+            self._said_so = True
+            self.task.cancel()
 
     def pause_writing(self) -> None:
         self.full = True
