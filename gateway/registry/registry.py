@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeVar
 
-from sqlalchemy import select, update
+from pydantic import ValidationError
+from sqlalchemy import RowMapping, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.registry import rows, tables
@@ -29,6 +30,7 @@ log = logging.getLogger("weighbridge.registry")
 POLL_S: Final = 0.5
 """How often the version is looked at. Two looks and a short load are well inside the promised second."""
 
+T = TypeVar("T")
 Changed = Callable[[Book, frozenset[str] | None], None]
 """Told, with the book as it is now, which tenants' data plane must follow; None is all of them."""
 
@@ -163,10 +165,24 @@ async def _load(connection: AsyncConnection, known: int, version: int) -> Conten
     )
 
 
+def _readable(read: Callable[[RowMapping], T], found: Iterable[RowMapping]) -> tuple[T, ...]:
+    """Every row that makes sense to this version; one that does not must not keep the others from being followed."""
+    made = []
+    for row in found:
+        try:
+            made.append(read(row))
+        except ValidationError as error:
+            places = ", ".join(".".join(map(str, item["loc"])) for item in error.errors(include_input=False))
+            log.error(
+                "registry: %r is left out, this version cannot read its %s", row.get("name", row.get("id")), places
+            )
+    return tuple(made)
+
+
 async def _organisations(connection: AsyncConnection, names: frozenset[str] | None) -> tuple[OrganisationRow, ...]:
     table = tables.organisations
     query = select(table) if names is None else select(table).where(table.c.name.in_(names))
-    return tuple(rows.organisation(row) for row in (await connection.execute(query)).mappings())
+    return _readable(rows.organisation, (await connection.execute(query)).mappings())
 
 
 async def _tenants(connection: AsyncConnection, names: frozenset[str] | None) -> tuple[TenantRow, ...]:
@@ -178,13 +194,13 @@ async def _tenants(connection: AsyncConnection, names: frozenset[str] | None) ->
     for row in await connection.execute(of):
         reserved.setdefault(row.tenant, {})[row.pool] = row.terms
     found = (await connection.execute(query)).mappings()
-    return tuple(rows.tenant(row, reserved.get(row["name"], {})) for row in found)
+    return _readable(lambda row: rows.tenant(row, reserved.get(row["name"], {})), found)
 
 
 async def _keys(connection: AsyncConnection, owners: frozenset[str] | None) -> tuple[KeyRow, ...]:
     table = tables.tenant_keys
     query = select(table) if owners is None else select(table).where(table.c.tenant.in_(owners))
-    return tuple(rows.key(row) for row in (await connection.execute(query)).mappings())
+    return _readable(rows.key, (await connection.execute(query)).mappings())
 
 
 async def _admin_keys(connection: AsyncConnection) -> tuple[AdminKeyRow, ...]:

@@ -200,6 +200,22 @@ async def test_the_database_goes_away_and_comes_back(tmp_path: Path) -> None:
         assert set(one.book.tenants()) == {"acme", "filed"}
 
 
+async def test_a_row_that_this_version_cannot_read_hides_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with instances(await fresh_url("sqlite", tmp_path), 2) as [one, two]:
+        async with one.registry.change(ME) as change:
+            await add(change, "strange", "k1")
+            await add(change, "plain", "k2")
+            table = tables.tenants
+            await change.connection.execute(table.update().where(table.c.name == "strange").values(isolation="vacuum"))
+        await until(lambda: two.book.version == 1)
+        for seen in (one, two):
+            assert set(seen.book.tenants()) == {"filed", "plain"}
+            assert set(seen.book.config().tenants) == {"filed", "plain"}
+        assert "'strange' is left out, this version cannot read its isolation" in caplog.text
+
+
 async def test_the_file_owns_what_it_declares() -> None:
     book = Book(BASE)
     mine = TenantRow("filed", Tenant(weight=99))
