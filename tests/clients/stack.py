@@ -44,7 +44,7 @@ class Seen:
         return value
 
 
-@dataclass
+@dataclass(repr=False)
 class Upstreams:
     """Every scripted upstream behind one port; the first part of a path names the kind."""
 
@@ -121,7 +121,7 @@ tenants:
 """
 
 
-@dataclass
+@dataclass(repr=False)
 class Clients:
     """The gateway's address, both SDKs on it, and what the upstreams got."""
 

@@ -98,7 +98,8 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     names = draw(st.sets(st.sampled_from(sorted(FIELDS[path]))))
     needed = {"messages", "input", "max_tokens"} & FIELDS[path].keys()
     body = orjson.loads(orjson.dumps({name: FIELDS[path][name] for name in names | needed}))
-    for place in draw(st.lists(st.sampled_from(PLACES[path]), max_size=3)):
+    for number in draw(st.lists(st.integers(0, len(PLACES[path]) - 1), max_size=3)):
+        place = PLACES[path][number]
         inner: Any = body
         try:
             for key in place[:-1]:
