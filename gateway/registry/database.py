@@ -69,6 +69,7 @@ class Database:
         # Parameters of statements are never put into errors: hashes are among them.
         self.engine: AsyncEngine = create_async_engine(url, hide_parameters=True, **options)
         self._reader = self.engine.execution_options(**{_READ: True})
+        self._plain: dict[str, tuple[str, list[str]]] = {}
         self._turn = asyncio.Lock() if self.sqlite else None
         if self.sqlite:
             event.listen(self.engine.sync_engine, "connect", _sqlite_connect)
@@ -99,6 +100,16 @@ class Database:
     def insert(self, table: Table) -> Any:
         """An insert that knows `on_conflict_do_nothing` and `on_conflict_do_update`."""
         return sqlite.insert(table) if self.sqlite else postgresql.insert(table)
+
+    def plain_insert(self, table: Table) -> tuple[str, list[str]]:
+        """An insert of whole rows as text, and the columns in the order of its parameters. For values that the driver
+        takes as they are: it saves what checking every one of them costs.
+        """
+        found = self._plain.get(table.name)
+        if found is None:
+            statement = table.insert().compile(dialect=self.engine.dialect)
+            found = self._plain[table.name] = (str(statement), list(statement.positiontup or ()))
+        return found
 
     async def prepare(self) -> None:
         """Brings the schema up to date; instances that start together take turns.

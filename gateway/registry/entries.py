@@ -30,6 +30,8 @@ _INTENT: Final = (
     "request_id", "at", "tenant", "key", "model", "class", "stream", "prompt_tokens", "output_tokens", "micro_usd",
 )  # fmt: skip
 
+_INTENT_HEAD: Final = b'["i","'  # a request id holds nothing that JSON would escape
+
 Row = dict[str, Any]
 
 
@@ -85,6 +87,13 @@ def outcome(record: Record, ending: Ending, charged: Amounts, *, estimated: bool
             round(1000 * phases.total, 3),
         )
     )
+
+
+def announced(line: bytes) -> str | None:
+    """The request id of an intent, None for any other line. Cheaper than parsing what its outcome will say again."""
+    if not line.startswith(_INTENT_HEAD):
+        return None
+    return line[len(_INTENT_HEAD) : line.find(b'"', len(_INTENT_HEAD))].decode()
 
 
 def parse(line: bytes) -> tuple[str, Row] | None:

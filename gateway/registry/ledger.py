@@ -202,14 +202,13 @@ class Ledger:
     def _rows(self, batch: Batch) -> list[Row]:
         rows: dict[str, Row] = {}
         for line in batch.lines:
-            found = entries.parse(line)
-            if found is None:
-                continue
-            kind, row = found
-            if kind == "o":
-                rows[row["request_id"]] = row
-            elif row["request_id"] not in self._open:
-                self._open[row["request_id"]] = batch.segment
+            request_id = entries.announced(line)
+            if request_id is None:
+                found = entries.parse(line)
+                if found is not None:
+                    rows[found[1]["request_id"]] = found[1]
+            elif request_id not in self._open:
+                self._open[request_id] = batch.segment
                 self._spool.hold(batch.segment)
         return list(rows.values())
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import Table, bindparam, delete, insert, or_, select, update
+from sqlalchemy import Table, bindparam, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.registry import tables
@@ -47,7 +48,9 @@ async def write(
     async with database.transaction() as connection:
         new = await _new(connection, rows) if check else rows
         if new:
-            await _insert(connection, new)
+            statement, names = database.plain_insert(tables.ledger)
+            values = itemgetter(*names)
+            await connection.exec_driver_sql(statement, [values(row) for row in new])
             await _add(database, connection, tables.usage_days, _days(new))
         if used:
             await _used(connection, used)
@@ -92,16 +95,6 @@ async def _add(database: Database, connection: AsyncConnection, table: Table, ro
     }
     # One statement for many rows, compiled once; all rows in one statement would be compiled anew each time.
     await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=added), rows)
-
-
-async def _insert(connection: AsyncConnection, rows: Sequence[Row]) -> None:
-    """Adds rows to the ledger. The statement is SQLAlchemy's; its values go to the driver as they are, which costs a
-    fifth: every value here is text, a number or a flag already.
-    """
-    statement = insert(tables.ledger).compile(dialect=connection.dialect)
-    names = statement.positiontup
-    assert names is not None
-    await connection.exec_driver_sql(str(statement), [tuple([row[name] for name in names]) for row in rows])
 
 
 async def _used(connection: AsyncConnection, used: Mapping[str, int]) -> None:

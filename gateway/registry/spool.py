@@ -80,9 +80,12 @@ class FileSpool:
         self._bytes = segment_bytes
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock_path = folder / f"{instance}.lock"
-        self._lock = _lock(self._lock_path)
-        if self._lock is None:
-            raise FileExistsError(f"{self._lock_path} is held by another process")
+        if self._lock_path.exists():
+            raise FileExistsError(f"{self._lock_path} is there already: every process needs a name of its own")
+        # Locked under another name first: whoever looks for what the dead have left never finds it unlocked.
+        new = folder / f"{instance}.new"
+        self._lock = _lock(new)
+        new.rename(self._lock_path)
         self._segments: dict[int, _Segment] = {}  # in order; the last one is written to
         self._spare: _Segment | None = None
         self._next = 0
