@@ -6,6 +6,7 @@ are shares of measured capacity, so their figures follow what is measured too.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from fairqueue.admission import Admission
@@ -16,6 +17,8 @@ from gateway.principals import Directory, directory, of_tenant
 from gateway.registry.book import Book
 from gateway.settings import Config
 from gateway.settings_tenants import Reservation as ReservationSettings
+
+log = logging.getLogger("weighbridge.registry")
 
 
 class Tenancy:
@@ -33,18 +36,27 @@ class Tenancy:
         """The file has been read again: everything is made anew."""
         self.known = book.config()
         self.directory = directory(self.known, self._clock.unix)
+        self._miss(self.known.tenants)
         self.keep_reservations()
 
     def follow(self, book: Book, touched: frozenset[str] | None) -> None:
         """The registry has changed: the tenants it names (None: all) follow."""
         before = self.known
         self.known = book.config() if touched is None else book.config_after(before, touched)
+        self._miss(self.known.tenants if touched is None else touched)
         for name in touched if touched is not None else before.tenants.keys() | self.known.tenants.keys():
             if name in before.tenants:
                 self.directory.drop_tenant(name)
             for record in of_tenant(self.known, name):
                 self.directory.put(record)
         self.keep_reservations(touched)
+
+    def _miss(self, names: Iterable[str]) -> None:
+        """Tells of limits that a tenant no longer has because the file has dropped its organisation."""
+        for name in names:
+            tenant = self.known.tenants.get(name)
+            if tenant is not None and tenant.organisation and tenant.organisation not in self.known.organisations:
+                log.error("tenant %s: its organisation %s is gone, and its limits with it", name, tenant.organisation)
 
     def sellable(self, pool: str, tenant: str, terms: ReservationSettings) -> Sale:
         """Whether a tenant may be sold a part of a pool beside what is sold there, in the capacity measured now."""

@@ -116,6 +116,15 @@ async def test_the_file_is_read_again_and_the_registry_stays() -> None:
         assert not await works(stack, mine)  # bob's only: the file has dropped bob
 
 
+async def test_limits_that_went_with_their_organisation_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(config_changes={"extra": "organisations: {corp: {limits: {concurrency: 5}}}"}) as stack:
+        api = Api.of(stack)
+        assert (await api.post("/tenants", {"name": "acme", "organisation": "corp"})).status == 201
+        assert (await api.call("DELETE", "/organisations/corp", if_match="*")).code == "declared_in_file"
+        stack.app.reload(config.parse(settings_text(stack.engines, None), "new.yaml", {}).config)
+        assert "tenant acme: its organisation corp is gone" in caplog.text
+
+
 async def _second(stack: Stack, text: str) -> Stack:
     log = io.BytesIO()
     app = await App(config.parse(text, "second.yaml", {}).config, request_log=log).start()
