@@ -23,6 +23,7 @@ class LeanServer:
         self.loop = asyncio.get_running_loop()
         self.closing = False
         self.connections: set[Connection] = set()  # all open ones
+        self.tasks: set[asyncio.Task[None]] = set()  # of requests, also those whose client has left
         self._listener: asyncio.Server | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -52,6 +53,5 @@ class LeanServer:
         await asyncio.sleep(0)  # the sockets close in the next turn of the loop
 
     async def _tasks_end(self) -> None:
-        tasks = [connection.task for connection in self.connections if connection.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_LAST_ANSWERS_S)
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=_LAST_ANSWERS_S)

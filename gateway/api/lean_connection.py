@@ -15,6 +15,7 @@ for a while. Closing at once would reset the connection, and a reset may destroy
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -59,6 +60,7 @@ class Owner(Protocol):
     handler: Handler
     closing: bool
     connections: set[Connection]
+    tasks: set[asyncio.Task[None]]  # of requests, also those whose client has left
 
 
 class Dates:
@@ -140,14 +142,15 @@ class Connection(asyncio.Protocol):
         self._rejected: Rejected | None = None  # ends the connection once all before it is answered
         self._paused = False  # the socket is not read
         self._told = False  # the parser is told of a head that has been read already
-        self._said_so = False  # the running task has been cancelled since its client has left
+        self._said_so = False  # the client has left or is to, and the running task has been told
         self._lingering = False  # everything is answered; what comes is thrown away
 
     # -- what the loop calls ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        prepare(self.transport, self.limits.unsent_bytes)
+        with contextlib.suppress(OSError):  # a client that is gone already: the loop will say so
+            prepare(self.transport, self.limits.unsent_bytes)
         name = transport.get_extra_info("peername")
         self.peer = name[0] if isinstance(name, Sequence) and name and isinstance(name[0], str) else ""
         self._owner.connections.add(self)
@@ -165,16 +168,16 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """A client that ends its side has left: nothing tells it from one that only has stopped sending."""
-        if self.task is not None and self.transport is not None:
-            self._left()
-            self.transport.abort()
+        if self.task is not None:
+            self.abort()
         return False
 
     def _left(self) -> None:
         """The client is gone: says so to the request under way, once, for it may be settling by the second time."""
-        if self.task is not None and not self._said_so:
+        if not self._said_so:
             self._said_so = True
-            self.task.cancel()
+            if self.task is not None:
+                self.task.cancel()
 
     def pause_writing(self) -> None:
         self.full = True
@@ -272,6 +275,7 @@ class Connection(asyncio.Protocol):
             self._deadline.move(math.inf)
             self._active = exchange = self._waiting.popleft()
             self.task = self.loop.create_task(self._serve(exchange))
+            self._owner.tasks.add(self.task)
             if exchange is self._reading:
                 self._read_on()
         elif self._rejected is not None:
@@ -297,6 +301,8 @@ class Connection(asyncio.Protocol):
 
     async def _serve(self, exchange: LeanExchange) -> None:
         """The task of one request."""
+        task = self.task
+        assert task is not None, "it is set before it runs"
         try:
             await self._owner.handler(exchange)
         except (asyncio.CancelledError, ClientGone):
@@ -304,8 +310,9 @@ class Connection(asyncio.Protocol):
         except Exception:
             log.exception("a request failed in its handler")
         finally:
+            self._owner.tasks.discard(task)
             self._active = self.task = None
-            if not self.lost:
+            if not self._said_so:  # nothing more is started for a client that has left
                 self._served(exchange)
 
     def _served(self, exchange: LeanExchange) -> None:
@@ -343,8 +350,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Ends the connection now; its task, which is cancelled, is still to be waited for."""
-        if self.task is not None:
-            self.task.cancel()
+        self._left()
         if self.transport is not None:
             self.transport.abort()
 

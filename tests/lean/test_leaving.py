@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,56 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_noticed_at_once() -> 
         client.leave()
         await client.turns(3)
         assert outcomes == ["CancelledError"]
+
+    running(main)
+
+
+@pytest.mark.parametrize("how", ["its side", "both sides"])
+def test_what_a_handler_does_because_its_client_left_is_not_cut_short(how: str) -> None:
+    async def main() -> None:
+        done: list[str] = []
+
+        async def handler(http: Exchange) -> None:
+            try:
+                await asyncio.sleep(60.0)
+            finally:
+                await asyncio.sleep(1.0)
+                done.append("settled")
+
+        client = Client(handler)
+        await client.send(post() + post(b"never served"))
+        if how == "its side":
+            client.leave()
+        else:
+            client.wire.abort()
+        await client.turns()
+        assert client.connection.lost
+        assert len(client.server.tasks) == 1
+        await asyncio.sleep(2.0)
+        assert done == ["settled"]
+        assert client.server.tasks == set()
+
+    running(main)
+
+
+def test_a_client_that_leaves_as_its_answer_ends_has_nothing_more_started() -> None:
+    async def main() -> None:
+        started = 0
+        go = asyncio.Event()
+
+        async def handler(http: Exchange) -> None:
+            nonlocal started
+            started += 1
+            with contextlib.suppress(asyncio.CancelledError):
+                await go.wait()
+            await http.respond(200, (), b"")
+
+        client = Client(handler)
+        await client.send(post() + post())
+        client.connection.eof_received()
+        await client.turns()
+        assert started == 1
+        assert client.server.tasks == set()
 
     running(main)
 

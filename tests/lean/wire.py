@@ -82,6 +82,7 @@ class Server:
         self.limits = limits
         self.closing = False
         self.connections: set[Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
 
 class Client:
