@@ -117,6 +117,11 @@ class Budget:
             self.held -= hold
             self.spent += actual
 
+    def seed(self, spent: int, now: int) -> None:
+        """At least so much was spent in the period of `now`: a restart forgot it, a ledger did not."""
+        self.free(now)
+        self.spent = max(self.spent, spent)
+
     def reshape(self, limit: Limit) -> None:
         """Follow a changed limit: what was spent and held stays so."""
         self.limit = limit

@@ -25,12 +25,13 @@ from ratelimit.concurrency import RETRY_US
 from ratelimit.fleet import Fleet, SharedSnapshot
 from ratelimit.group import Group, Holds
 from ratelimit.lease import SHORTEST_LEASE_US
-from ratelimit.limit import MICROSECONDS, Amounts, Limit, Reason, Refusal, Standing
+from ratelimit.limit import BUDGETS, MICROSECONDS, Amounts, Dimension, Limit, Reason, Refusal, Standing
 from ratelimit.redis_calls import CALL_BUDGET_S, Calls, Client, StoreAwayError, load_script
 from ratelimit.reservation import Decider, Reservation
 from ratelimit.running import progressed, repriced, settled
-from ratelimit.shared import SharedGroup, SharedReservation, abandoned
+from ratelimit.shared import SharedGroup, SharedReservation, abandoned, hash_tag
 from ratelimit.store import StoreMode, StoreStatus
+from ratelimit.tag import Tag
 from ratelimit.upkeep import Upkeep
 
 HOLD_S = 60.0
@@ -79,7 +80,7 @@ class RedisLimiter:
         self._upkeep = Upkeep(
             self._fleet, self._calls, self._hold_ms, int(refresh_s * MICROSECONDS), server_time=server_time
         )
-        self._reserve = load_script("reserve")
+        self._reserve, self._seed = load_script("reserve"), load_script("seed")
         self._deciding: dict[str, asyncio.Future[None]] = {}
         self._ids = 0
         self._wake = asyncio.Event()
@@ -163,6 +164,17 @@ class RedisLimiter:
             settled(self._fleet, _shared(reservation), actual, now)
             if reservation.by is not Decider.LEASE:
                 self._wake.set()
+
+    async def seed(self, limit: Limit, spent_micro_usd: int, now: int) -> None:
+        """A ledger knows that at least so much of a budget was spent in its current period; tell it at the start.
+
+        Raises ValueError for a limit that is not money, StoreAwayError if the store did not learn it.
+        """
+        if limit.dimension not in BUDGETS:
+            raise ValueError(f"{limit.key} is not a budget")
+        key = Tag(hash_tag(limit)).key(limit.key)
+        kind = "m" if limit.dimension is Dimension.MONEY_MONTH else "d"
+        await self._calls.call(self._seed, [key], [self._upkeep.now(now), kind, spent_micro_usd])
 
     def standings(self, decided: Reservation | Refusal, now: int) -> tuple[Standing, ...]:
         """How the limits of a decision stand, from the figures it was made with: no call."""

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ratelimit.bucket import Bucket
+from ratelimit.budget import Budget
 from ratelimit.forget import KEPT, Forgetting
 from ratelimit.group import (
     Group,
@@ -86,6 +87,7 @@ class Limiter(Protocol):
     async def progress(self, reservation: Reservation, so_far: Amounts, now: int) -> None: ...
     async def reprice(self, reservation: Reservation, micro_usd: int, worst_micro_usd: int, now: int) -> None: ...
     async def settle(self, reservation: Reservation, actual: Amounts, now: int) -> None: ...
+    async def seed(self, limit: Limit, spent_micro_usd: int, now: int) -> None: ...
     def standings(self, decided: Reservation | Refusal, now: int) -> tuple[Standing, ...]: ...
     def status(self) -> StoreStatus: ...
 
@@ -187,6 +189,16 @@ class LocalLimiter:
         self._settled += 1
         del self._open[reservation.request_id]
 
+    def seed_now(self, limit: Limit, spent_micro_usd: int, now: int) -> None:
+        """A ledger knows that at least so much of a budget was spent in its current period; tell it at the start.
+
+        Raises ValueError for a limit that is not money.
+        """
+        state = self._state(limit)
+        if not isinstance(state, Budget):
+            raise ValueError(f"{limit.key} is not a budget")
+        state.seed(spent_micro_usd, now)
+
     def sweep_now(self, now: int) -> int:
         """Settle abandoned reservations with what they had streamed, and forget some of what nobody uses.
 
@@ -241,6 +253,9 @@ class LocalLimiter:
 
     async def settle(self, reservation: Reservation, actual: Amounts, now: int) -> None:
         self.settle_now(reservation, actual, now)
+
+    async def seed(self, limit: Limit, spent_micro_usd: int, now: int) -> None:
+        self.seed_now(limit, spent_micro_usd, now)
 
     def standings(self, decided: Reservation | Refusal, now: int) -> tuple[Standing, ...]:
         """How the limits of a decision stand now."""

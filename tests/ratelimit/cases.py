@@ -53,13 +53,20 @@ class Reprice:
 
 
 @dataclass(frozen=True)
+class Seed:
+    at: int
+    dimension: Dimension
+    spent: int
+
+
+@dataclass(frozen=True)
 class Settle:
     at: int
     request_id: str
     actual: Amounts
 
 
-Step = Reserve | Progress | Reprice | Settle
+Step = Reserve | Progress | Reprice | Seed | Settle
 
 
 @dataclass(frozen=True)
@@ -329,6 +336,20 @@ CASES = (
         ],
     ),
     Case(
+        "a budget learns from a ledger what was spent before, and forgets it with its period",
+        [limit(USD_DAY, 1_000), limit(USD_MONTH, 5_000)],
+        [
+            Reserve(0, "a", tok(1, 1, 100), left=(900, 4_900)),
+            Seed(0, USD_DAY, 700),
+            Seed(0, USD_DAY, 300),
+            Seed(0, USD_MONTH, 2_000),
+            Reserve(0, "b", tok(1, 1, 301), (USD_DAY, Reason.BUDGET_EXHAUSTED, 12 * HOUR), left=(200, 2_900)),
+            Settle(0, "a", tok(1, 1, 50)),
+            Reserve(0, "p", PROBE, left=(250, 2_950)),
+            Reserve(12 * HOUR, "q", PROBE, left=(1_000, 2_950)),
+        ],
+    ),
+    Case(
         "a shadow limit refuses nothing",
         [limit(RPM, 60, 1, shadow=True), limit(ITPM, 6_000, 1_000), limit(CONC, 0, shadow=True)],
         [Reserve(0, "a", tok(10), left=(990,)), Reserve(0, "b", tok(10), left=(980,)), Settle(0, "a", tok(5))],
@@ -359,6 +380,9 @@ async def drive(limiter: Limiter, case: Case, settled: Callable[[int], Awaitable
                 await limiter.progress(open_[step.request_id], step.so_far, now)
             case Reprice():
                 await limiter.reprice(open_[step.request_id], step.micro_usd, step.worst, now)
+            case Seed():
+                budget = next(found for found in case.limits if found.dimension is step.dimension)
+                await limiter.seed(budget, step.spent, now)
             case Settle():
                 await limiter.settle(open_[step.request_id], step.actual, now)
         await settled(now)

@@ -152,5 +152,5 @@ class SharedConservation(RuleBasedStateMachine):
 
 TestSharedConservation = SharedConservation.TestCase
 TestSharedConservation.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, phases=[Phase.generate]
+    max_examples=15, stateful_step_count=25, deadline=None, phases=[Phase.generate]
 )

@@ -93,10 +93,10 @@ async def test_near_the_limit_every_request_asks_and_the_burst_is_exact() -> Non
 
 
 @pytest.mark.asyncio
-async def test_an_adversary_reaches_the_bound_and_does_not_pass_it() -> None:
+async def test_an_adversary_reaches_the_bound_and_does_not_pass_it(valkey: Server) -> None:
     instances, of = 4, [limit(RPM, 6_000, 500)]
     q = chunk(of[0], instances)
-    fleet = FleetUnderTest(instances)
+    fleet = FleetUnderTest(instances, valkey.url)
     await fleet.settle_in()
     for instance in range(instances):
         admitted(await fleet.ask(instance, of, Amounts()))
@@ -114,7 +114,7 @@ steps = st.tuples(st.integers(0, 7), st.integers(0, 40), st.integers(0, 800_000)
 
 
 @given(instances=st.integers(1, 8), script=st.lists(steps, min_size=5, max_size=25))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_window_admits_more_than_the_bound(
     valkey: Server, instances: int, script: list[tuple[int, int, int, bool]]
 ) -> None:
@@ -374,12 +374,12 @@ async def test_what_nobody_uses_is_forgotten_and_can_be_used_again() -> None:
     limiter = fleet.limiters[0]
     kept = limiter.group(LIMITS)
     admitted(await limiter.reserve("kept", kept, tok(1), fleet.now))
-    for n in range(300):
+    for n in range(60):
         address = Limit(Level.KEY, f"k{n}", RPM, 600, burst=100, organisation=f"o{n}")
         group = limiter.group([address, CEILING])
         await limiter.settle(admitted(await limiter.reserve(f"n{n}", group, ONE, fleet.now)), ONE, fleet.now)
         fleet.now += SECOND // 5
-    assert limiter.snapshot().groups == 301
+    assert limiter.snapshot().groups == 61
     for _ in range(240):
         fleet.now += SECOND
         await fleet.tick()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import fakeredis
 import pytest
+from redis.asyncio.cluster import RedisCluster
 
 from ratelimit.redis_calls import Client
 from ratelimit.redis_connect import connect, disconnect
@@ -42,9 +45,8 @@ async def test_case_in_valkey(valkey: Server, case: Case) -> None:
 
 @pytest.mark.asyncio
 async def test_all_cases_in_a_cluster(cluster_url: str) -> None:
+    client: Any = connect(cluster_url)
     for case in CASES:
-        client = connect(cluster_url)
-        for node in (await client.initialize()).get_primaries():
-            await client.execute_command("FLUSHALL", target_nodes=node)
+        await client.flushall(target_nodes=RedisCluster.PRIMARIES)
         await run(client, case)
-        await disconnect(client)
+    await disconnect(client)
