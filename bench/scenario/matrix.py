@@ -16,9 +16,9 @@ from bench.scenario import measure as m
 from bench.scenario.policies import PlainGate
 from bench.scenario.predict import Exact, Learned, Wrong
 from bench.scenario.traffic import Ask, azure, even, from_rows, poisson, zipf_names
-from bench.scenario.world import Gate, Outcome, World
+from bench.scenario.world import Gate, Outcome, Record, World
 from fairqueue.admission import Admission, PoolSettings
-from fairqueue.item import RequestClass
+from fairqueue.item import Costs, RequestClass
 from fairqueue.reservations import Reservation
 from providers.simulated.settings import NOISY, REFERENCE_70B, AdmissionMode, EngineSettings
 
@@ -91,8 +91,10 @@ def overload(
             g.set_tenant(name, weight=weight, now=0.0)
     outcome = World(g, {"r0": engine}, asks, Wrong(seed, wrong), until=seconds).run()
     done = m.service(outcome, *window)
+    largest = max(Costs().of(ask.prompt, 0, ask.output) for ask in asks)
+    due = sum(done.values()) * min(WEIGHTS.values()) / total / largest
     errors = m.share_errors(done, WEIGHTS)
-    row = f"overload {factor:g}x, estimates off by up to {wrong:g}x"
+    row = f"overload {factor:g}x, estimates off by up to {wrong:g}x, least due {due:.0f} largest"
     return [
         at_most(row, "worst share error", max(map(abs, errors.values())), 0.02),
         at_least(row, "Jain index of service / weight", m.jain(done, WEIGHTS), 0.99),
@@ -106,29 +108,34 @@ def noisy_neighbour(
     quiet: bool = True,
     noisy: bool = True,
     seed: int = 1,
+    replicas: int = 1,
 ) -> Outcome:
-    """1 request/s of a quiet tenant beside 23/s of a noisy one, on an engine that serves 2.2 of the latter."""
+    """Per replica 1 request/s of a quiet tenant beside 23/s of a noisy one, of which an engine serves 2.2."""
     rng = Random(seed)
     asks: list[Ask] = []
     if quiet:
-        asks += even(1.0, 40, tenant="quiet", prompt=300, output=50, cap=50)
+        asks += even(1.0 * replicas, 40, tenant="quiet", prompt=300, output=50, cap=50)
     if noisy:
-        asks += poisson(rng, 23.0, 40, tenant="noisy", prompt=2000, output=300, cap=300)
+        asks += poisson(rng, 23.0 * replicas, 40, tenant="noisy", prompt=2000, output=300, cap=300)
     g = gate(PoolSettings(name="noisy"))
-    return World(g, {"r0": replace(NOISY, admission=mode)}, asks, Exact(), until=52.0).run()
+    engines = {f"r{n}": replace(NOISY, admission=mode) for n in range(replicas)}
+    return World(g, engines, asks, Exact(), until=52.0).run()
 
 
-def neighbours(gate: MakeGate = admission, *, mode: AdmissionMode = AdmissionMode.RESERVED) -> list[Finding]:
+def neighbours(
+    gate: MakeGate = admission, *, mode: AdmissionMode = AdmissionMode.RESERVED, replicas: int = 1
+) -> list[Finding]:
     """The noisy row against both tenants alone."""
-    both, alone = noisy_neighbour(gate, mode=mode), noisy_neighbour(gate, mode=mode, quiet=False)
+    both = noisy_neighbour(gate, mode=mode, replicas=replicas)
+    alone = noisy_neighbour(gate, mode=mode, quiet=False, replicas=replicas)
     bare = max(
-        m.output_rate(noisy_neighbour(gate_, mode=mode, quiet=False), 5, 40)
+        m.output_rate(noisy_neighbour(gate_, mode=mode, quiet=False, replicas=replicas), 5, 40)
         for gate_ in (lambda s: PlainGate(None), lambda s: PlainGate(26))
     )
     quiet = m.of_tenant(both, "quiet")
-    row = f"noisy neighbour 10x, {mode} engine"
+    row = f"noisy neighbour 10x, {mode} engine" + (f", {replicas} replicas" if replicas > 1 else "")
     inside = sum(m.within_slo(r, 1.0, 0.06) for r in quiet) / len(quiet)
-    shared = m.output_rate(both, 5, 40) - 50.0
+    shared = m.output_rate(both, 5, 40) - 50.0 * replicas
     return [
         at_least(row, "quiet tenant within SLO", inside, 1.0),
         at_most(row, "quiet TTFT p95, s", m.percentile([r.ttft or 99.0 for r in quiet], 0.95), 0.5),
@@ -173,6 +180,74 @@ def reclaim(*, seed: int = 1, seconds: float = 120.0, interactive_flood: bool = 
     return [
         at_most(row, "reclaim p99, s", m.percentile(waits, 0.99), 1.0),
         at_least(row, "batch requests taken back", float(outcome.preempted), 1.0),
+    ]
+
+
+# One engine of 64 seats, and half of it: every step takes as long, and does half as much.
+_WHOLE = replace(REFERENCE_70B, max_seqs=64, kv_tokens=80_000)
+_HALF = replace(_WHOLE, max_seqs=32, kv_tokens=40_000, chunk_tokens=1024, b_s=6e-5, c_s=4.2e-8, d_s=8e-5)
+_SHARE = Reservation(rate=6_500.0, burst=16_000.0, seats=26, kv_tokens=32_000, hold=1.0)
+
+
+def beside_a_flood(
+    *, reserved: bool, rate: float = 7.0, seeds: Iterable[int] = (1, 2, 3), seconds: float = 300.0
+) -> list[Finding]:
+    """A tenant of half the weight that uses most of its share, beside 10 times the other half; and alone on a half.
+
+    `reserved`: four fifths of its share are reserved, and held free while it does not use them. Waits are taken over
+    all seeds together."""
+
+    def asks(tenant: str, rps: float, seed: int) -> list[Ask]:
+        rng = Random(seed)
+        return [
+            replace(
+                ask,
+                prompt=min(3000, max(16, int(rng.lognormvariate(log(400), 0.6)))),
+                output=min(600, max(2, int(rng.lognormvariate(log(120), 0.6)))),
+            )
+            for ask in poisson(rng, rps, seconds - 20.0, tenant=tenant, prompt=1, output=1, cap=1024)
+        ]
+
+    def play(engine: EngineSettings, traffic: list[Ask], reservation: Reservation | None) -> list[Record]:
+        g = Admission(PoolSettings(name="flood"))
+        g.set_tenant("quiet", weight=1.0, reservation=reservation, now=0.0)
+        outcome = World(g, {"r0": engine}, traffic, Exact(), until=seconds).run()
+        return [r for r in m.of_tenant(outcome, "quiet") if r.ask.at > 20.0]
+
+    def figures(records: list[Record]) -> tuple[float, float]:
+        inside = sum(m.within_slo(r, 1.0, 0.06) for r in records) / len(records)
+        return m.percentile([99.0 if r.wait is None else r.wait for r in records], 0.99), inside
+
+    by_itself: list[Record] = []
+    beside: list[Record] = []
+    for seed in seeds:
+        quiet = asks("quiet", rate, seed)
+        by_itself += play(_HALF, quiet, None)
+        beside += play(_WHOLE, quiet + asks("noisy", 110.0, seed + 10), _SHARE if reserved else None)
+    (alone_wait, alone_inside), (wait, inside) = figures(by_itself), figures(beside)
+    row = "quiet tenant beside a flood of 10x, " + ("share reserved and held" if reserved else "weights alone")
+    return [
+        at_least(row, "SLO attainment, part of alone on half", inside / alone_inside, 0.99),
+        at_most(row, "queue wait p99 beyond alone on half, s", wait - alone_wait, 0.2 if reserved else 1.0),
+        at_most(row, "queue wait p99, part of alone on half", wait / alone_wait, 1.2),
+    ]
+
+
+def trickle(*, seed: int = 1, seconds: float = 120.0) -> list[Finding]:
+    """Batch work that waits all the time, behind interactive work of twice the capacity."""
+    rng = Random(seed)
+    asks = [
+        *poisson(rng, 30.0, seconds, tenant="people", prompt=600, output=150, cap=150),
+        *poisson(rng, 2.0, seconds, tenant="jobs", prompt=600, output=150, cap=150, batch=True),
+    ]
+    outcome = World(admission(PoolSettings(name="trickle")), {"r0": _WHOLE}, asks, Exact(), until=seconds).run()
+    done = m.service(outcome, 20.0, seconds)
+    halves = [m.service(outcome, at, at + 50.0).get("jobs", 0.0) for at in (20.0, 70.0)]
+    row = "batch behind interactive work of twice the capacity"
+    share = done.get("jobs", 0.0) / sum(done.values())
+    return [
+        at_least(row, "its part of the work (weights 100 to 1)", share, 0.005),
+        at_least(row, "work in the half with less, cost units", min(halves), 1200.0),
     ]
 
 
@@ -280,12 +355,17 @@ def compare() -> Iterable[Compared]:
 
 def everything(folder: Path | None = None) -> Iterable[Finding]:
     """All rows with the real admission."""
-    for factor in (1.5, 2.0):
-        yield from overload(factor=factor)[0]
+    yield from overload(factor=1.5)[0]
+    # Long enough for the least tenant to be due 200 of the largest requests; the shorter windows are the harder ones.
+    yield from overload(seconds=1240.0, window=(40.0, 1240.0))[0]
     for mode in AdmissionMode:
         yield from neighbours(mode=mode)
+    yield from neighbours(replicas=2)
+    for reserved in (False, True):
+        yield from beside_a_flood(reserved=reserved)
     yield from floor_kept()
     yield from reclaim()
+    yield from trickle()
     yield from kv_policies()
     yield from trouble()
     if folder is not None:

@@ -1,12 +1,23 @@
-"""Simpler gates to compare with: no limit, a fixed concurrency in order of arrival, and round robin over tenants."""
+"""Simpler gates to compare with: no limit, fixed concurrency by arrival or by turns of the tenants, and plain FIFO."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from typing import Any
 
+from fairqueue.admission import Admission
 from fairqueue.capacity import Capacity, Scrape
 from fairqueue.item import Item, Reason, Refusal, RequestClass
+
+
+class Fifo(Admission):
+    """The real tests of room behind one line in order of arrival: it forgets whose a request is."""
+
+    __slots__ = ()
+
+    def enqueue(self, item: Item, now: float) -> list[Refusal]:
+        item.tenant = "everybody"
+        return Admission.enqueue(self, item, now)
 
 
 class PlainTicket:

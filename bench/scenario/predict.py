@@ -43,7 +43,9 @@ class Wrong:
 
 
 class Learned:
-    """The conditional quantile of a tenant's last answers: of those longer than n, the q-quantile less n."""
+    """The conditional quantile of a tenant's last answers: of those longer than n, the q-quantile less n.
+
+    Before it has 20 of them, of everybody's."""
 
     def __init__(self, quantile: float = 0.5, window: int = 500, fallback: int = 1024) -> None:
         self._q = quantile
@@ -58,6 +60,8 @@ class Learned:
     def _left(self, tenant: str, n: int) -> int:
         lengths = self._sorted.get(tenant, [])
         if len(lengths) < 20:
+            lengths = self._sorted.get("", [])
+        if len(lengths) < 20:
             return max(self._fallback - n, 16)
         at = bisect_right(lengths, n)
         if at == len(lengths):
@@ -68,8 +72,12 @@ class Learned:
         return lambda n: min(max(ask.cap - n, 0), self._left(ask.tenant, n))
 
     def learn(self, ask: Ask) -> None:
-        recent = self._recent.setdefault(ask.tenant, deque())
-        lengths = self._sorted.setdefault(ask.tenant, [])
+        for whose in (ask.tenant, ""):
+            self._add(whose, ask)
+
+    def _add(self, whose: str, ask: Ask) -> None:
+        recent = self._recent.setdefault(whose, deque())
+        lengths = self._sorted.setdefault(whose, [])
         recent.append(ask.output)
         insort(lengths, ask.output)
         if len(recent) > self._window:
