@@ -73,6 +73,7 @@ class Ledger:
         self._unsure = False  # whether rows of the next batch may be there already
         self._left = True  # whether dead processes may have left something that is not in the ledger
         self._turn = asyncio.Lock()
+        self._tidying = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- on the path of a request: no waiting, no system call --------------------------------------------------
@@ -117,8 +118,10 @@ class Ledger:
 
     async def close(self) -> None:
         """Writes what is left, if it can be written; the rest stays in the spool for whoever comes next."""
+        async with self._turn, self._tidying:  # nothing is cut in the middle of a transaction
+            for task in self._tasks:
+                task.cancel()
         for task in self._tasks:
-            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._tasks = []
@@ -239,7 +242,10 @@ class Ledger:
             await asyncio.sleep(_RETENTION_MEMORY_S if self._database.memory else _RETENTION_S)
             try:
                 now = self._unix_us()
-                await forget(self._database, before=now - self._keep_us, refusals_before=now - self._keep_refusals_us)
+                async with self._tidying:
+                    await forget(
+                        self._database, before=now - self._keep_us, refusals_before=now - self._keep_refusals_us
+                    )
                 await self.recover()
             except Unavailable as error:
                 log.warning("old rows of the ledger stay for now (%s)", type(error).__name__)

@@ -169,3 +169,16 @@ async def test_killed_under_load_every_request_that_the_provider_saw_is_in_the_l
         finally:
             await app.close()
         assert os.listdir(f"{tmp_path}/r.db-spool") == []
+
+
+async def test_closing_in_the_middle_of_a_write_loses_nothing_and_complains_of_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(5):
+        async with running() as stack:
+            for _ in range(5):
+                await stack.post(stack.chat(max_tokens=1))
+            writing = asyncio.ensure_future(stack.app.ledger.flush())
+            await asyncio.sleep(0)
+        assert await writing
+    assert "away" not in caplog.text
