@@ -143,7 +143,7 @@ class PrefillLine:
         if not self.waiting:
             return False
         speed = self.best or self.speed
-        expected = 1.0 if speed is None else next(iter(self.waiting.values())) / speed
+        expected = next(iter(self.waiting.values())) / speed if speed else 1.0
         return now - self._since > 1.5 * expected + self.latency + _GRACE_S
 
     def answered(self, took_s: float) -> None:

@@ -25,7 +25,7 @@ from gateway.principals import Principal
 from gateway.record import Record
 from gateway.strangers import Strangers
 from gateway.world import ModelEntry, World
-from providers.exchange import Call, Endpoint
+from providers.exchange import UNREAD, Call, Endpoint
 
 # An estimate is only a reason to refuse once it passes the window by more than it is usually wrong.
 _ESTIMATE_SLACK = 1.1
@@ -33,7 +33,9 @@ _JSON = ("content-type", "application/json")
 _CLASSES = {cls.value: cls for cls in RequestClass}
 _OF_INPUT = frozenset({Endpoint.EMBEDDINGS, Endpoint.RESPONSES})
 _CAPS = {Endpoint.CHAT: "max_completion_tokens", Endpoint.RESPONSES: "max_output_tokens"}
-_WITHOUT_OUTPUT = frozenset({Endpoint.EMBEDDINGS, Endpoint.COUNT_TOKENS})
+_WITHOUT_OUTPUT = UNREAD | {Endpoint.EMBEDDINGS, Endpoint.COUNT_TOKENS}
+# Nothing is generated or cached for these, so they take a request of the limits and no tokens.
+_WITHOUT_TOKENS = frozenset({Endpoint.COUNT_TOKENS, Endpoint.MODERATIONS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,9 @@ class Doorman:
         measured = measure(call.body, len(call.raw), generates=call.endpoint not in _WITHOUT_OUTPUT)
         estimate = self._estimator.estimate(principal.tenant, entry.name, measured, entry.context)
         answer = None
-        if call.endpoint is Endpoint.COUNT_TOKENS:
-            if not _anybody_counts(world, entry):
+        if call.endpoint in _WITHOUT_TOKENS:
+            if call.endpoint is Endpoint.COUNT_TOKENS and not _anybody_counts(world, entry):
                 answer = orjson.dumps({"input_tokens": estimate.prompt_tokens})
-            # Nothing is generated or cached for a count, so it takes a request of the limits and no tokens.
             estimate = replace(estimate, prompt_tokens=0)
         record.estimate = estimate
         if entry.context is not None and estimate.prompt_tokens > entry.context * _ESTIMATE_SLACK:

@@ -23,6 +23,8 @@ from providers.route import Feature
 _ALL = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS})
 _MESSAGES = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
 _NATIVE = _ALL | _MESSAGES | {Endpoint.RESPONSES}
+_TOKENS = frozenset({Endpoint.TOKENIZE, Endpoint.DETOKENIZE})
+_ENGINE = _NATIVE | _TOKENS | {Endpoint.RERANK}
 _OVER_CHAT = frozenset({Endpoint.MESSAGES, Endpoint.RESPONSES})
 
 
@@ -79,22 +81,23 @@ _TRANSLATED = frozenset({Feature.TOOLS, Feature.IMAGES, Feature.JSON_SCHEMA, Fea
 
 FACTS: Mapping[str, Facts] = MappingProxyType(
     {
-        "vllm": replace(_VLLM, endpoints=_NATIVE),
+        "vllm": replace(_VLLM, endpoints=_ENGINE),
         "simulated": _VLLM,
         "sglang": Facts(
             engine=True, priority=1, salt=True, continuous_usage=True, continues=True, cancels=True,
-            leaving_stops_billing=True, endpoints=_NATIVE, health_path="/health",
+            leaving_stops_billing=True, endpoints=_ENGINE, health_path="/health",
             metrics_path="/metrics", load_path="/v1/loads",
             adapter_paths=("/load_lora_adapter", "/unload_lora_adapter"),
         ),
         "tgi": Facts(
-            engine=True, cancels=True, leaving_stops_billing=True, endpoints=_ALL - {Endpoint.EMBEDDINGS},
+            engine=True, cancels=True, leaving_stops_billing=True,
+            endpoints=(_ALL - {Endpoint.EMBEDDINGS}) | {Endpoint.TOKENIZE},
             features=frozenset({Feature.TOOLS, Feature.IMAGES, Feature.JSON_SCHEMA, Feature.LOGPROBS}),
             health_path="/health", metrics_path="/metrics",
         ),
         "llamacpp": Facts(
             # Cancelling was broken and repaired there more than once, so it is not relied on.
-            engine=True, leaving_stops_billing=True, output_cap="max_tokens", endpoints=_NATIVE,
+            engine=True, leaving_stops_billing=True, output_cap="max_tokens", endpoints=_ENGINE,
             health_path="/health", metrics_path="/metrics", load_path="/slots",
         ),
         "trtllm": Facts(
@@ -107,13 +110,15 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         ),
         "openai": Facts(
             engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False,
-            endpoints=_ALL | {Endpoint.RESPONSES},
+            endpoints=_ALL | {Endpoint.RESPONSES, Endpoint.MODERATIONS, Endpoint.IMAGES},
         ),
         "azure": Facts(
             engine=False, developer_role=True, output_cap="max_completion_tokens", extras=False,
             endpoints=_ALL | {Endpoint.RESPONSES},
         ),
-        "openai-compatible": Facts(engine=False, output_cap="max_tokens"),
+        "openai-compatible": Facts(
+            engine=False, output_cap="max_tokens",
+            endpoints=_ALL | {Endpoint.RERANK, Endpoint.MODERATIONS, Endpoint.IMAGES}),
         "gemini-openai": Facts(
             engine=False, extras=False, output_cap="max_tokens", endpoints=frozenset({Endpoint.CHAT,
             Endpoint.EMBEDDINGS})

@@ -26,7 +26,16 @@ class Endpoint(StrEnum):
     RESPONSES = "responses"
     MESSAGES = "messages"
     COUNT_TOKENS = "count_tokens"
+    RERANK = "rerank"
+    MODERATIONS = "moderations"
+    IMAGES = "images"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
     MODELS = "models"
+
+
+UNREAD = frozenset({Endpoint.RERANK, Endpoint.MODERATIONS, Endpoint.IMAGES, Endpoint.TOKENIZE, Endpoint.DETOKENIZE})
+"""What is passed on without being looked into."""
 
 
 class Dialect(StrEnum):

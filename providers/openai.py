@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from providers.engines import FACTS, Facts
-from providers.exchange import Call, Endpoint, Failure, Headers, Outgoing, Reader, Unsupported, Upstream
+from providers.exchange import UNREAD, Call, Endpoint, Failure, Headers, Outgoing, Reader, Unsupported, Upstream
 from providers.failures import classify
 from providers.fields import ENGINE_FIELDS, READS, refuse, unread
 from providers.fields import STEERING as STEERING
@@ -25,6 +25,7 @@ from providers.openai_stream import StreamReader
 from providers.over_chat import OTHER_DIALECTS, as_chat, chat_reader
 from providers.passing import passed_on, refuse_files, refuse_kept
 from providers.responses_native import response_reader
+from providers.unread import UnreadReader
 
 PATHS: Mapping[Endpoint, str] = MappingProxyType(
     {
@@ -34,8 +35,17 @@ PATHS: Mapping[Endpoint, str] = MappingProxyType(
         Endpoint.MESSAGES: "/messages",
         Endpoint.COUNT_TOKENS: "/messages/count_tokens",
         Endpoint.RESPONSES: "/responses",
+        Endpoint.RERANK: "/rerank",
+        Endpoint.MODERATIONS: "/moderations",
+        Endpoint.IMAGES: "/images/generations",
+        Endpoint.TOKENIZE: "/tokenize",
+        Endpoint.DETOKENIZE: "/detokenize",
     }
 )
+
+_AT_THE_TOP = frozenset({Endpoint.TOKENIZE, Endpoint.DETOKENIZE})
+"""Engines serve these beside their API, not under it."""
+_NOT_CHAT = OTHER_DIALECTS | UNREAD
 
 _NO_READS: Mapping[Endpoint, frozenset[str]] = MappingProxyType({})
 
@@ -192,7 +202,7 @@ class OpenAIKind:
     def prepare(self, call: Call, upstream: Upstream) -> Outgoing:
         """The request for one attempt. Raises Unsupported naming what the kind cannot do."""
         facts = self.dialect(upstream)
-        if call.endpoint in OTHER_DIALECTS:
+        if call.endpoint in _NOT_CHAT:
             return self._of_other_dialect(call, upstream, facts)
         if call.endpoint not in facts.endpoints:
             raise Unsupported("endpoint", f"{call.endpoint} is not served by {self.name} upstreams")
@@ -210,7 +220,7 @@ class OpenAIKind:
         )
 
     def _of_other_dialect(self, call: Call, upstream: Upstream, facts: Facts) -> Outgoing:
-        """A request that is not chat: passed on where the upstream serves it itself, else translated to chat."""
+        """A request of another API: passed on where the upstream serves it itself, else translated to chat."""
         if not _native(call, upstream, facts):
             return self.prepare(as_chat(call, upstream, facts), upstream)
         streams = _streams(call, upstream, facts)
@@ -238,7 +248,10 @@ class OpenAIKind:
 
     def path(self, call: Call, upstream: Upstream) -> str:
         """Path and query of the call."""
-        return root_path(upstream.base_url) + PATHS[call.endpoint]
+        root = root_path(upstream.base_url)
+        if call.endpoint in _AT_THE_TOP:
+            root = root.removesuffix("/v1")
+        return root + PATHS[call.endpoint]
 
     def credential(self, upstream: Upstream) -> tuple[tuple[str, str], ...]:
         """Our credential as headers."""
@@ -248,6 +261,8 @@ class OpenAIKind:
         """The reader of an answer of status 200 to 299."""
         facts = self.dialect(upstream)
         streams = _streams(call, upstream, facts)
+        if call.endpoint in UNREAD:
+            return UnreadReader(self.name)
         if call.endpoint in OTHER_DIALECTS:
             if _native(call, upstream, facts):
                 of_dialect = response_reader if call.endpoint is Endpoint.RESPONSES else native_reader
@@ -270,7 +285,7 @@ def _streams(call: Call, upstream: Upstream, facts: Facts) -> bool:
         if _native(call, upstream, facts):
             return call.endpoint is not Endpoint.COUNT_TOKENS and (call.stream or upstream.gather)
         return call.stream or (upstream.gather and _tells_usage(upstream, facts))
-    if call.endpoint is Endpoint.EMBEDDINGS:
+    if call.endpoint is Endpoint.EMBEDDINGS or call.endpoint in UNREAD:
         return False
     return call.stream or (upstream.gather and gatherable(call) and _tells_usage(upstream, facts))
 
@@ -279,4 +294,6 @@ def _native(call: Call, upstream: Upstream, facts: Facts) -> bool:
     """Whether the upstream is asked in the client's own dialect. Raises Unsupported when it cannot be asked at all."""
     if not facts.serves(call.endpoint):
         raise Unsupported("endpoint", f"{call.endpoint} is not served by {upstream.kind} upstreams")
-    return call.endpoint in facts.endpoints and upstream.extra.get("translate") != "true"
+    if call.endpoint not in facts.endpoints:
+        return False
+    return call.endpoint in UNREAD or upstream.extra.get("translate") != "true"

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from providers.engines import Facts
-from providers.exchange import Call, Endpoint, Unsupported, Upstream
+from providers.exchange import UNREAD, Call, Endpoint, Unsupported, Upstream
 from providers.fields import STEERING
 from providers.splice import replaced
 
@@ -23,7 +23,7 @@ def passed_on(call: Call, upstream: Upstream, facts: Facts, *, streams: bool, ch
     changes = dict(changes)
     if body.get("model") != upstream.model:
         changes["model"] = upstream.model
-    if call.endpoint is not Endpoint.COUNT_TOKENS:
+    if call.endpoint is not Endpoint.COUNT_TOKENS and call.endpoint not in UNREAD:
         if streams != bool(body.get("stream")):
             changes["stream"] = streams
         if facts.salt and upstream.cache_salt is not None:

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gateway.api import anthropic, openai, responses
+from gateway.api import anthropic, openai, others, responses
 from gateway.api.seam import Exchange
 from providers.exchange import Call, Dialect, Endpoint
 
@@ -28,8 +28,13 @@ def _openai(endpoint: Endpoint) -> Route:
     return Route(endpoint, Dialect.OPENAI, lambda raw, _: openai.parse_call(endpoint, raw))
 
 
+def _unread(endpoint: Endpoint) -> Route:
+    return Route(endpoint, Dialect.OPENAI, lambda raw, _: others.parse_call(endpoint, raw))
+
+
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {path: _openai(endpoint) for path, endpoint in openai.CALLS.items()}
+    | {path: _unread(endpoint) for path, endpoint in others.CALLS.items()}
     | {responses.PATH: Route(Endpoint.RESPONSES, Dialect.OPENAI, lambda raw, _: responses.parse_call(raw))}
     | {
         path: Route(endpoint, Dialect.ANTHROPIC, partial(anthropic.parse_call, endpoint))

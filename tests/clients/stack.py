@@ -61,6 +61,9 @@ class Upstreams:
         path = path.partition("?")[0]
         if path.endswith("/count_tokens"):
             return web.json_response({"input_tokens": 42})
+        if path.endswith(("rerank", "moderations", "images/generations", "tokenize")):
+            usage = {"total_tokens": 11} if path.endswith("/rerank") else {}
+            return web.json_response({"results": [], "usage": usage})
         if path.endswith("/embeddings"):
             data = [{"object": "embedding", "index": 0, "embedding": [0.5]}]
             counted = {"prompt_tokens": 11, "total_tokens": 11}

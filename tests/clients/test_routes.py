@@ -18,6 +18,11 @@ BODIES: dict[Endpoint, dict[str, Any]] = {
     Endpoint.RESPONSES: {"input": "hi"},
     Endpoint.MESSAGES: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
     Endpoint.COUNT_TOKENS: {"messages": [{"role": "user", "content": "hi"}]},
+    Endpoint.RERANK: {"query": "a", "documents": ["b", "c"]},
+    Endpoint.MODERATIONS: {"input": "hi"},
+    Endpoint.IMAGES: {"prompt": "a cat", "n": 2, "size": "1024x1024"},
+    Endpoint.TOKENIZE: {"prompt": "hi"},
+    Endpoint.DETOKENIZE: {"tokens": [1, 2]},
 }
 
 
@@ -29,7 +34,10 @@ def test_every_endpoint_has_a_body_here() -> None:
 @pytest.mark.parametrize("path", sorted(ROUTES))
 async def test_no_path_comes_by_the_door_the_limits_or_the_books(path: str) -> None:
     route = ROUTES[path]
-    body = {"model": "anthropic:text" if route.dialect is Dialect.ANTHROPIC else "vllm:text", **BODIES[route.endpoint]}
+    kind = "anthropic" if route.dialect is Dialect.ANTHROPIC else "vllm"
+    if route.endpoint in (Endpoint.MODERATIONS, Endpoint.IMAGES):
+        kind = "openai"
+    body = {"model": f"{kind}:text", **BODIES[route.endpoint]}
     async with clients("{requests_per_minute: 6}") as c, aiohttp.ClientSession() as session:
 
         async def post(sent: Any = body, key: str | None = KEY) -> tuple[int, dict[str, Any], Any]:
@@ -74,3 +82,30 @@ async def test_other_paths_are_answered_in_the_caller_s_dialect() -> None:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (404, "response_not_found")
         async with session.get(f"{c.base_url}/v1/responses/resp_1") as answer:
             assert answer.status == 401
+
+
+@pytest.mark.asyncio
+async def test_what_is_not_looked_into_is_passed_on_where_it_is_served() -> None:
+    async with clients() as c, aiohttp.ClientSession() as session:
+
+        async def post(path: str, **body: Any) -> tuple[int, Any]:
+            key = {"authorization": f"Bearer {KEY}"}
+            async with session.post(c.base_url + path, json=body, headers=key) as answer:
+                return answer.status, await answer.json()
+
+        assert await post("/v1/rerank", model="vllm:text", query="a", documents=["b"], priority=5) == (
+            200,
+            {"results": [], "usage": {"total_tokens": 11}},
+        )
+        seen = c.upstreams.last("vllm")
+        assert (seen.path, seen.body) == ("/v1/rerank", {"model": "text", "query": "a", "documents": ["b"]})
+        assert (await post("/v1/tokenize", model="vllm:text", prompt="hi"))[0] == 200
+        assert c.upstreams.last("vllm").path == "/tokenize"
+        images = await c.openai.images.generate(model="openai:text", prompt="a cat", n=2)
+        assert c.upstreams.last("openai").path == "/v1/images/generations"
+        assert images.created is None
+        assert [line["prompt_tokens"] for line in c.lines()[:2]] == [11, 0]
+        status, told = await post("/v1/moderations", model="vllm:text", input="hi")
+        assert (status, told["error"]["code"]) == (400, "unsupported_parameter")
+        status, told = await post("/v1/images/generations", model="openai:text", prompt="a cat", stream=True)
+        assert (status, told["error"]["param"]) == (400, "stream")
