@@ -24,6 +24,7 @@ from ratelimit.tag import Tag
 IDLE_US = 60 * MICROSECONDS
 """A group not used for this long, with nothing open and nothing leased, is forgotten."""
 
+CLOSED_KEPT = 10_000
 LOOKS_DIVISOR = 30
 """One part in this many of all groups is looked at in a refresh."""
 
@@ -60,6 +61,8 @@ class Fleet:
         self.agreed = AwayLimits()
         self.away = False  # from the first call that failed to the next that is answered
         self.revision = 0  # counts changes of limits' figures
+        self._closed: dict[str, None] = {}  # ids lately settled without having been let through
+        self._ids = 0
         self.admitted: Counter[Decider] = Counter()
         self.refused: Counter[Reason] = Counter()
         self.counts: Counter[str] = Counter()
@@ -115,6 +118,21 @@ class Fleet:
         self.open[reservation.request_id] = reservation
         reservation.shared.open += 1
         self.admitted[reservation.by] += 1
+
+    def store_id(self, request_id: str) -> str:
+        """The id a request has in the store: its own, unless that was settled there before."""
+        return self.another_id(request_id) if request_id in self._closed else request_id
+
+    def another_id(self, request_id: str) -> str:
+        self._ids += 1
+        return f"{request_id}~{self.instance}~{self._ids}"
+
+    def close(self, group: SharedGroup, store_id: str) -> None:
+        """Settle an id that may have been reserved, with nothing charged. It is not used again."""
+        self.outbox.close(group, store_id, group.charges(Amounts()))
+        self._closed[store_id] = None
+        if len(self._closed) > CLOSED_KEPT:
+            del self._closed[next(iter(self._closed))]
 
     def by_lease(self, request_id: str, group: SharedGroup, amounts: Amounts, now: int) -> SharedReservation | None:
         """Take everything from leases in hand, or nothing."""
@@ -255,7 +273,7 @@ class Fleet:
         holds = None if group.closed else take(group.away, amounts, now)
         if holds is None:
             if sent:
-                self.outbox.close(group, store_id, group.charges(Amounts()))
+                self.close(group, store_id)
             return refuse(limits, group.away, amounts, now)
         by = Decider.LOCAL if group.away.members or not group.opens else Decider.OPEN
         held = tuple((amounts.micro_usd, 0) for _ in group.own_money)

@@ -6,8 +6,8 @@ or sent by a request whose reserve may or may not have arrived, is charged once.
 
 Progress is read from the reservation when a batch is made: the last word of a second is sent, not every one.
 
-When more settlements wait than `MOST`, those of requests the store never heard of are added up per principal: the
-charge is the same, and memory stays bounded however long the store is away.
+When more than `MOST` settlements wait of which the store has never heard, they are added up per principal: the charge
+is the same, and memory stays bounded however long the store is away (twice a sum per principal, or `MOST`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Entry(NamedTuple):
     charges: Sequence[int]
     abandoned: Sequence[int]
     foreign: bool  # the store has not heard of it before: it was admitted while the store was away
+    sent: bool = False  # the store may have heard of it by now
 
 
 class Batch(NamedTuple):
@@ -66,6 +67,8 @@ class Outbox:
         self._moved: dict[Tag, dict[str, SharedReservation]] = {}
         self._sums = 0
         self.waiting = 0  # settlements in _settled
+        self._unsent = 0  # of these, foreign and not sent: such may be added up
+        self._most = MOST
 
     def settle(self, reservation: SharedReservation, actual: Amounts) -> None:
         """The reservation is over; its progress needs no telling any more."""
@@ -77,11 +80,20 @@ class Outbox:
         if tag is None:
             return
         self._moved.get(tag, {}).pop(store_id, None)
-        entry = Entry("s", store_id, group.keys, group.description, charges, (), foreign)
-        self._settled.setdefault(tag, {})[store_id] = entry
+        settled = self._settled.setdefault(tag, {})
+        self._drop(settled, store_id)
+        settled[store_id] = Entry("s", store_id, group.keys, group.description, charges, (), foreign)
         self.waiting += 1
-        if self.waiting > MOST:
+        self._unsent += foreign
+        if self._unsent > self._most:
             self._add_up()
+            self._most = max(MOST, 2 * self._unsent)
+
+    def _drop(self, settled: dict[str, Entry], store_id: str) -> None:
+        entry = settled.pop(store_id, None)
+        if entry is not None:
+            self.waiting -= 1
+            self._unsent -= entry.foreign and not entry.sent
 
     def move(self, reservation: SharedReservation) -> None:
         """The reservation has used more, costs something else, or must be kept alive."""
@@ -92,6 +104,10 @@ class Outbox:
     def batches(self, now: int, *, progress: bool) -> Iterator[Batch]:
         """What to send now: at most one call per tag for every 64 entries."""
         for tag, settled in list(self._settled.items()):
+            for store_id, entry in settled.items():
+                if not entry.sent:
+                    settled[store_id] = entry._replace(sent=True)
+                    self._unsent -= entry.foreign
             entries = list(settled.values())
             for start in range(0, len(entries), BATCH):
                 yield Batch(tag, entries[start : start + BATCH])
@@ -113,19 +129,17 @@ class Outbox:
             return
         for entry in batch.entries:
             if settled.get(entry.store_id) is entry:
-                del settled[entry.store_id]
-                self.waiting -= 1
+                self._drop(settled, entry.store_id)
         if not settled:
             del self._settled[batch.tag]
 
     def _add_up(self) -> None:
-        for tag, settled in self._settled.items():
+        for settled in self._settled.values():
             sums: dict[int, Entry] = {}
             for store_id, entry in list(settled.items()):
-                if not entry.foreign:
+                if entry.sent or not entry.foreign:
                     continue
-                del settled[store_id]
-                self.waiting -= 1
+                self._drop(settled, store_id)
                 first = sums.get(id(entry.keys))
                 charges = entry.charges
                 if first is not None:
@@ -136,7 +150,7 @@ class Outbox:
                 store_id = f"{self._instance}/sum/{self._sums}"
                 settled[store_id] = entry._replace(store_id=store_id)
                 self.waiting += 1
-            self._settled[tag] = settled
+                self._unsent += 1
 
 
 def _progress(reservation: SharedReservation) -> Entry:

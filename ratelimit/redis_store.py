@@ -82,7 +82,6 @@ class RedisLimiter:
         )
         self._reserve, self._seed = load_script("reserve"), load_script("seed")
         self._deciding: dict[str, asyncio.Future[None]] = {}
-        self._ids = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -123,7 +122,11 @@ class RedisLimiter:
     async def reserve(
         self, request_id: str, limits: Sequence[Limit] | Group, amounts: Amounts, now: int
     ) -> Reservation | Refusal:
-        """Take the amounts from every limit, or say which refuses. Delayed by the store for 50 ms at most."""
+        """Take the amounts from every limit, or say which refuses. Delayed by the store for 50 ms at most.
+
+        The same id again, while its reservation is open, is the same reservation anywhere in the fleet: ids are the
+        gateway's own, never a caller's.
+        """
         fleet = self._fleet
         known = fleet.open.get(request_id)
         if known is not None:
@@ -230,7 +233,7 @@ class RedisLimiter:
         """Ask the store; if it is away, decide by what is agreed for that."""
         fleet = self._fleet
         ceiling: Holds | None = None
-        store_id, sent = request_id, False
+        store_id, sent = fleet.store_id(request_id), False
         try:
             async with asyncio.timeout(self._budget_s):
                 if group.ceiling is not None:
@@ -243,8 +246,7 @@ class RedisLimiter:
                 answer, confirmed = None, 0
                 while group.own and (answer is None or answer[0] == 4):
                     if answer is not None:  # settled before: this is another request under the same id
-                        self._ids += 1
-                        store_id = f"{request_id}~{fleet.instance}~{self._ids}"
+                        store_id = fleet.another_id(request_id)
                     sent = sent or not self._calls.open
                     answer, confirmed = await self._ask_own(store_id, group, amounts, now)
         except (StoreAwayError, TimeoutError) as error:
@@ -256,10 +258,10 @@ class RedisLimiter:
             group.give_back(amounts, ceiling, now)
             self._close(group, store_id, sent=sent)
             raise
-        fleet.back()
-        if answer is None:
+        if answer is None:  # model-wide ceilings only, and they were in hand
             made = SharedReservation(request_id, group, amounts, (), now, Decider.STORE, store_id)
         else:
+            fleet.back()
             decided = fleet.by_answer(request_id, store_id, group, amounts, answer, now)
             if not isinstance(decided, Refusal) and group.exact and confirmed < self._wait_replicas:
                 closed = fleet.unconfirmed(group)
@@ -304,7 +306,7 @@ class RedisLimiter:
     def _close(self, group: SharedGroup, store_id: str, *, sent: bool) -> None:
         """Settle an id that may have been reserved, with nothing charged."""
         if sent:
-            self._fleet.outbox.close(group, store_id, group.charges(Amounts()))
+            self._fleet.close(group, store_id)
             self._wake.set()
 
 
