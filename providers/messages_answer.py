@@ -198,9 +198,11 @@ class MessagesStream:
         return signature + frame({"type": "content_block_stop", "index": self._index})
 
     def _called(self, call: Called) -> bytes:
-        if isinstance(self._open, Called) and (self._waiting or complete_arguments("".join(self._written)) is None):
-            self._waiting.append((call, []))
-            return b""
+        if isinstance(self._open, Called):
+            text = "".join(self._written)
+            if self._waiting or not text or complete_arguments(text) is None:
+                self._waiting.append((call, []))  # the open call may still grow
+                return b""
         return self._begin(call, _tool_block(call, {}))
 
     def _argued(self, event: Argued) -> bytes:
