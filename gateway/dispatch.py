@@ -336,7 +336,7 @@ class Dispatcher:
             if run.onward is None:
                 run.record.phases.connected(answer.connect_s)
             if pool.spillway is not None and not pool.kind.engine:
-                pool.spillway.heard(way.credential.name, dict(answer.headers))
+                pool.spillway.heard(way.credential.name, answer.headers)
             if not 200 <= answer.status < 300:
                 return Broken("error", await refusal_of(pool, answer), sent=False)
         except TransportError as error:

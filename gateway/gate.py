@@ -31,6 +31,7 @@ class Gate:
         self._interrupts: dict[int, Callable[[], None]] = {}  # by id(ticket), batch work under way
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self.freed: Callable[[], None] | None = None  # told of each release
 
     async def admit(self, item: Item) -> Ticket:
         """Waits for a ticket. Raises QueueRefused, at once where the wait would be in vain."""
@@ -126,6 +127,8 @@ class Gate:
             served=served,
         )
         self._pump(now)
+        if self.freed is not None:
+            self.freed()
 
     def usable(self, states: Mapping[str, bool]) -> None:
         """Which replicas may get work. While none may, waiting is in vain here: those who wait move on."""

@@ -12,7 +12,7 @@ work starts only while fewer than `1 - headroom` of them are held, and the lower
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from fairqueue.capacity import Capacity
 from fairqueue.item import Costs, Item, Reason, Refusal, RequestClass
@@ -23,7 +23,7 @@ from providers.hints import LimitHints, limit_hints
 from providers.route import Skip, SkipReason
 from providers.spill import Spill, SpillSnapshot
 
-_LOOK_S = 0.025  # whoever is next looks again at least this often: seats are given back without a word
+_LOOK_S = 1.0  # whoever is next looks again at least this often, whatever it is told
 _LISTEN_S = 1.0  # between two readings of an account's headers
 _BATCH_PART = 0.5  # of the seats that may be spilled to; beyond it only the higher class
 
@@ -40,7 +40,9 @@ class Spillway:
         self._gate = gate
         self._clock = clock
         self._part = 1.0 - spill.headroom
+        self._told: asyncio.Future[None] | None = None  # whoever is next waits for this: a seat, or a higher class
         line.core.set_replica("next", Capacity(seats=1), clock.monotonic())
+        gate.freed = self._tell
         self._heard_at = float("-inf")
         self._account: dict[str, LimitHints] = {}  # what an account says it takes a minute, by credential
         self._tokens_per_request: float | None = None  # an account's: what of its tokens one of its requests is worth
@@ -72,6 +74,8 @@ class Spillway:
         cost = self._cost_of(item)
         if not self._line.waiting and self._take(item, cost):
             return cost
+        if item.cls is not RequestClass.BATCH:
+            self._tell()
         while True:
             ticket = await self._line.admit(item)
             turn = False
@@ -110,7 +114,12 @@ class Spillway:
             raise QueueRefused(Refusal(item, Reason.QUEUE_TIMEOUT, 1.0, detail))
         skip = self._spill.hindrance(item.cls, now)
         until = now + _LOOK_S if skip is None or skip.until is None else skip.until
-        await asyncio.sleep(min(max(until - now, 0.001), left, 10 * _LOOK_S))
+        self._told = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._told], timeout=min(max(until - now, 0.001), left, _LOOK_S))
+
+    def _tell(self) -> None:
+        if self._told is not None and not self._told.done():
+            self._told.set_result(None)
 
     # -- what becomes of it --------------------------------------------------------------------------------
 
@@ -132,13 +141,13 @@ class Spillway:
         if not self._account:
             self._spill.configure(capacity, reserved)
 
-    def heard(self, credential: str, headers: Mapping[str, str]) -> None:
-        """An account's answer: its headers may say how many requests and tokens it takes a minute."""
+    def heard(self, credential: str, headers: Iterable[tuple[str, str]]) -> None:
+        """An account's answer: its headers, by lower-case names, may say how much it takes a minute."""
         now = self._clock.monotonic()
         if credential in self._account and now - self._heard_at < _LISTEN_S:
             return
         self._heard_at = now
-        hints = limit_hints(headers)
+        hints = limit_hints(dict(headers))
         requests = _limit(hints, "requests")
         tokens = _limit(hints, "tokens") or _limit(hints, "input_tokens")
         if requests is None and tokens is None:

@@ -11,7 +11,7 @@ import pytest
 
 from providers.health import State
 from providers.simulated.faults import Fault, FaultKind
-from tests.gateway.failover import account, engine, forget, route, serving
+from tests.gateway.failover import account, engine, forget, hear, route, serving
 from tests.gateway.stack import ALICE, MODEL, Stack
 
 TIMERS = "timeouts: {connect_ms: 200, first_token_ms: 250, stall_ms: 250, total_ms: 20000}, slo: {ttft_ms: 200}"
@@ -238,6 +238,29 @@ async def test_with_a_second_tier(kind: str, stream: bool) -> None:
             assert effect(stack) == told.effect, case.name
             assert line["micro_usd"] == line["prompt_tokens"] + 80, case.name
             assert headers["x-weighbridge-tier"] == "2", case.name
+        await stack.at_rest()
+
+
+@pytest.mark.parametrize("kind", ["engine", "account"])
+@pytest.mark.asyncio
+async def test_cut_at_every_event_boundary_of_a_stream_that_cannot_go_on(kind: str) -> None:
+    pool = engine_pool if kind == "engine" else lambda url: account_pool("first", url)
+    server = engine() if kind == "engine" else account("k")
+    async with serving([server], lambda url: route(pool(url), tiers("first"), PRICES), limits=LIMITS) as stack:
+        faults = (FaultKind.CUT, FaultKind.UNFINISHED, FaultKind.GARBAGE, FaultKind.ERROR_IN_STREAM)
+        for fault in faults if kind == "engine" else faults[:1]:
+            for tokens in range(1, 10):
+                forget(stack)
+                stack.engines[0].add_faults([Fault(fault, tokens=tokens)])
+                left = money_left(stack)
+                heard = hear(*(await ask(stack, stream=True))[::2])
+                line = stack.lines()[-1]
+                where = (fault, tokens, line)
+                came = min(tokens, 8)
+                assert (len(heard.text), heard.done, line["attempts"]) == (4 * came, False, 1), where
+                assert heard.error is not None, where
+                assert line["outcome"] in {"stream_cut", "stream_broken"}, where
+                assert left - money_left(stack) == line["prompt_tokens"] + 10 * came, where
         await stack.at_rest()
 
 
