@@ -284,12 +284,13 @@ class Connection(asyncio.Protocol):
             self._close()
         elif self._ahead:
             self._read_on()
-        elif self._reading is not None or self._overhead:
-            if not self._head_begun:  # once: bytes that trickle in do not buy time
+        else:
+            self._resume()  # a large body may have come whole before anybody asked for it, which paused the socket
+            if self._reading is None and not self._overhead:
+                self._deadline.move(self.loop.time() + self.limits.idle_s)
+            elif not self._head_begun:  # once: bytes that trickle in do not buy time
                 self._head_begun = True
                 self._deadline.move(self.loop.time() + self.limits.head_s)
-        else:
-            self._deadline.move(self.loop.time() + self.limits.idle_s)
 
     def _read_on(self) -> None:
         """What was sent ahead has its turn."""
