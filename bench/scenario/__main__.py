@@ -16,7 +16,7 @@ def main() -> int:
     missed = 0
     for f in everything(folder):
         missed += not f.ok
-        print(f"{f.row:<56}{f.what:<46}{f.figure:>9.4f}  {f.goal:<9}{'' if f.ok else 'MISSED'}", flush=True)
+        print(f"{f.row:<64} {f.what:<46}{f.figure:>9.4f}  {f.goal:<9}{'' if f.ok else 'MISSED'}", flush=True)
     print()
     heads = ("quiet in SLO", "TTFT p95 s", "noisy tok/s", "alone tok/s", "Jain", "share error")
     print(f"{'policy':<28}" + "".join(f"{head:>13}" for head in heads))
