@@ -8,7 +8,6 @@ engine can continue a partial answer; else the failure belongs to the caller to 
 from __future__ import annotations
 
 import asyncio
-from itertools import groupby
 
 from fairqueue.admission import Ticket
 from fairqueue.item import Demand, Item, RequestClass
@@ -21,6 +20,7 @@ from gateway.endings import after_failure, after_first_byte, from_queue, gone
 from gateway.gate import QueueRefused
 from gateway.interrupt import Interrupt, Reason
 from gateway.leaving import Leaving
+from gateway.legs import billed, price, rest, taken
 from gateway.lora import NotHere
 from gateway.needs import nobody
 from gateway.outcomes import Outcome, Refused
@@ -35,7 +35,7 @@ from providers.exchange import Failure, FailureKind, Outgoing, Unsupported
 from providers.ingress import in_words_of
 from providers.openai import gatherable
 from providers.retry import Step
-from providers.route import Leg, other_domain_first
+from providers.route import Leg
 from providers.transport import Answer, Transport, TransportError
 
 _SSE: Headers = (
@@ -98,7 +98,7 @@ class Dispatcher:
         try:
             return await self._tries(run, leg, pool, item)
         finally:
-            pool.spillway.settle(spilled, _taken(run))
+            pool.spillway.settle(spilled, taken(run))
 
     async def _tries(self, run: Run, leg: Leg, pool: PoolEntry, item: Item) -> bool:
         """Attempts at one pool, each with a ticket of its own; True when one served."""
@@ -185,11 +185,18 @@ class Dispatcher:
             return False
         failed = run.failed_replicas.get(pool.name, frozenset()) | {replica}
         barred = run.failed_credentials.get(pool.name, frozenset()) | {run.record.attempts[-1].credential}
-        rest = [] if run.onward is not None else _rest(run, leg, broken)
-        around = self._routing.around(run.budget, run.accepted, pool, leg.target.model, failed, barred, len(rest))
+        left = [] if run.onward is not None else rest(run, leg, broken)
+        around = self._routing.around(run.budget, run.accepted, pool, leg.target.model, failed, barred, len(left))
         if leg.tier and pool.spillway is not None and broken.failure.kind in _FULL:
             pool.spillway.overloaded()
-        decision = self._routing.decide(run.budget, broken, around, free=run.onward is not None and run.moved)
+        decision = self._routing.decide(
+            run.budget,
+            broken,
+            around,
+            free=run.onward is not None and run.moved,
+            billed=0 if pool.kind.engine else billed(run, leg, broken),
+            following=price(run, left[0] if left else leg),
+        )
         if run.cut is not None and decision.step not in {Step.OTHER_REPLICA, Step.SAME_AGAIN}:
             self._instruments.broken_streams[pool.name, "failed"] += 1
             raise run.cut
@@ -200,7 +207,7 @@ class Dispatcher:
             case Step.GIVE_UP:
                 raise run.last
             case Step.NEXT_TARGET:
-                run.legs = rest
+                run.legs = left
                 return False
             case Step.OTHER_REPLICA:
                 run.failed_replicas[pool.name] = failed
@@ -448,27 +455,6 @@ class Dispatcher:
         if run.tier:
             headers.append(("x-weighbridge-tier", str(run.tier + 1)))  # a substitute, and says so
         return headers
-
-
-def _rest(run: Run, leg: Leg, broken: Broken) -> list[Leg]:
-    """The further targets after `leg` failed so: those of a tier that share least with it first."""
-    rest = run.legs
-    context = leg.target.context
-    if broken.failure.kind is FailureKind.CONTEXT and context is not None:
-        rest = [other for other in rest if other.target.context is None or other.target.context > context]
-    tiers = groupby(rest, lambda other: other.tier)
-    return [other for _, tier in tiers for other in other_domain_first(list(tier), leg.target)]
-
-
-def _taken(run: Run) -> tuple[int, int, int] | None:
-    """Prompt, cached and output tokens that the attempt now over has taken; None if it took nothing."""
-    record = run.record
-    usage = record.usage
-    if usage is not None and usage.prompt_tokens is not None:
-        return usage.prompt_tokens, usage.cached_tokens or 0, usage.output_tokens or record.counted_tokens
-    if not record.counted_tokens:
-        return None
-    return run.accepted.estimate.prompt_tokens, 0, record.counted_tokens
 
 
 _NOBODY: frozenset[str] = frozenset()

@@ -98,7 +98,7 @@ class Routing:
             for credential in pool.credentials:
                 skip = self._breaker(pool, target.model, credential).hindrance(cls, at, pick, claim=False)
                 if skip is None:
-                    return None
+                    return crowded(pool, target, at)
                 # One that merely ramps up is better than one that is closed to everybody.
                 if first is None or (skip.soft and not first.soft):
                     first = skip
@@ -107,13 +107,20 @@ class Routing:
                 return first._replace(soft=True)
             return first
 
+        def crowded(pool: PoolEntry, target: Target, at: float) -> Skip | None:
+            """A later tier without room to spare comes last: what does not fit there stays in its own queue."""
+            if pool.spillway is None or any(target is one for one in route.tiers[0].targets):
+                return None
+            skip = pool.spillway.hindrance(cls, at)
+            return None if skip is None else skip._replace(soft=True)
+
         def wait(target: Target, at: float) -> float | None:
             return world.pools[target.pool].gate.core.expected_wait(tenant, cls, at)
 
         return candidates(route, needs_of(accepted), usable, now, pick, wait if len(route.tiers) > 1 else None)
 
     def budget(self, accepted: Accepted, now: float, deadline: float) -> AttemptBudget:
-        """What one request may still try."""
+        """What one request may still try; what its tenant allows it to cost bounds failed attempts too."""
         return AttemptBudget(
             self._ratios,
             accepted.principal.tenant,
@@ -121,6 +128,7 @@ class Routing:
             deadline,
             settings=self._retry,
             sdk_retries=accepted.sdk_retry,
+            ceiling_usd_micro=accepted.principal.ceiling_micro_usd,
         )
 
     def around(
@@ -154,8 +162,13 @@ class Routing:
             same=here and bool(open_),
         )
 
-    def decide(self, budget: AttemptBudget, broken: Broken, around: Around, *, free: bool) -> Decision:
-        """What follows a failed attempt, `around` being what may be tried; `free` where what it did is not repeated."""
+    def decide(
+        self, budget: AttemptBudget, broken: Broken, around: Around, *, free: bool, billed: int, following: int
+    ) -> Decision:
+        """What follows a failed attempt, `around` being what may be tried; `free` where what it did is not repeated.
+
+        `billed` is what it may have cost although it failed, `following` what the next one is expected to (micro-USD).
+        """
         failure = broken.failure
         kind = failure.kind
         if kind in _OF_ONE_SERVER and around.replicas:
@@ -170,6 +183,8 @@ class Routing:
             self._uniform(),
             free=free,
             retry_after_s=failure.retry_after_s,
+            billed_usd_micro=billed,
+            next_usd_micro=following,
         )
 
     def way(self, accepted: Accepted, pool: PoolEntry, leg: Leg, replica: str, failed: frozenset[str]) -> Way | None:

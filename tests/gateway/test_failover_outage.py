@@ -197,6 +197,7 @@ def live_through(
         theirs = Upstream(loop, 0.4, 0.04, SEATS)
         app.lifecycle._dispatcher._transport = Wires(loop, {"10.0.0.1": ours, "10.0.0.2": theirs})  # type: ignore[assignment]
         rng = random.Random(7)
+        random.seed(7)  # the gateway's own jitter
         asked: list[tuple[str, Asked]] = []
         spent: Counter[str] = Counter()
         tasks: set[asyncio.Task[None]] = set()
@@ -253,7 +254,7 @@ def check(day: Day, outage_s: float) -> None:
     assert everything <= 1.1 * len(day.asked) + 10
     # Nobody pays more than allowed: a dear substitute is not bought, a budget is not passed.
     sparing = Counter(one.status for name, one in during if name == "sparing")
-    assert set(sparing) == {503}
+    assert set(sparing) <= {502, 503}  # 502 where it was the one that found the first tier still gone
     assert day.spent["frugal"] <= 500_000
     assert Counter(one.status for name, one in day.asked if name == "frugal")[429] > 0 or outage_s < 7200
     # It comes back within the longest rest of a breaker and its ramp, little by little, and stays.

@@ -152,6 +152,24 @@ async def test_a_dear_substitute_is_not_bought() -> None:
 
 
 @pytest.mark.asyncio
+async def test_attempts_that_a_provider_may_bill_count_against_the_ceiling() -> None:
+    def text(url: str) -> str:
+        account = f'account: {{url: "{url}/v1", credentials: [{{name: main, key: k}}]}}'
+        return route(
+            f"  theirs: {{kind: openai-compatible, capacity: {{seats: 4}}, {account}}}",
+            "      - targets: [{pool: theirs, model: sim-large}]\n",
+            "prices: {input_usd_per_mtok: 100, output_usd_per_mtok: 100}",
+        )
+
+    for fault, tries in ((FaultKind.UNFINISHED, 2), (FaultKind.STATUS, 3)):  # an error status is never billed
+        async with serving([account("k")], text, limits="policy: {ceiling_usd: 0.004}") as stack:
+            stack.engines[0].add_faults([Fault(fault, tokens=0, status=500)])
+            code, _, _ = await stack.post(stack.chat(max_tokens=5))
+            assert code == 502
+            assert stack.lines()[-1]["attempts"] == tries
+
+
+@pytest.mark.asyncio
 async def test_a_caller_that_leaves_the_line_leaves_nothing_behind() -> None:
     async with serving([engine(), account("k", settings=replace(SLOW, max_seqs=8))], two_tiers) as stack:
         first, second = stack.engines
