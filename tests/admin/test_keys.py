@@ -167,7 +167,7 @@ async def test_a_revoked_key_is_refused_by_two_instances_under_load_within_a_sec
                 await until(lambda: loop.time() > revoked + 1.2)
                 stop.set()
             assert last[0] <= revoked  # the instance that was told: none after its answer
-            assert last[1] - revoked < (0.5 if redis else 1.0)
+            assert last[1] - revoked < 1.0  # what is promised, whether told by the store or found by polling
             assert last[1] > 0.0
 
 

@@ -206,7 +206,7 @@ def _free_port() -> int:
 
 
 async def _ready(session: aiohttp.ClientSession, url: str) -> None:
-    for _ in range(200):
+    for _ in range(600):
         try:
             async with session.get(url + "/readyz") as answer:
                 if answer.status == 200:

@@ -41,7 +41,10 @@ async def test_two_gateways_admit_one_limit_s_worth_between_them(exact: str) -> 
                 statuses = [status for status, _, _ in answers]
                 # 20 at once and one a second; nothing is admitted twice because there are two of them. Where
                 # leases are spent, some of it may lie for a moment with the instance that needs it less.
-                assert (20 if exact == "true" else 10) <= statuses.count(200) <= 22
+                assert statuses.count(200) <= 22
+                if not any("x-weighbridge-degraded" in headers for _, headers, _ in answers):
+                    # (A machine so busy that a call takes 50 ms counts the store as away, and says so.)
+                    assert statuses.count(200) >= (20 if exact == "true" else 10)
                 assert statuses.count(200) + statuses.count(429) == 40
                 await first.at_rest()
                 await second.at_rest()
