@@ -34,9 +34,12 @@ from gateway.api.admin_fleet import Fleet
 from gateway.api.ops import Readiness, add_routes
 from gateway.api.server import DataServer
 from gateway.clock import Clock
+from gateway.condition import condition
 from gateway.dispatch import Dispatcher
 from gateway.estimate import Estimator
 from gateway.gate import Gate
+from gateway.isolation import Salts
+from gateway.isolation_probe import Probes
 from gateway.leaving import Leaving
 from gateway.lifecycle import Lifecycle
 from gateway.lora import Loras
@@ -69,11 +72,12 @@ from providers.transport import Transport
 from providers.watch import Watcher, WatchSettings, aiohttp_get, aiohttp_post
 from ratelimit.redis_connect import connect
 from ratelimit.redis_store import RedisLimiter
-from ratelimit.store import LocalLimiter, StoreMode
+from ratelimit.store import LocalLimiter
 
 log = logging.getLogger("weighbridge")
 
 _HOUSEKEEPING_S = 5.0
+_FIRST_PROBE_S = 3.0  # nor before salted pools were probed, or this long
 _FIRST_POLL_S = 1.0  # ready is not said before replicas were polled once, or this long
 
 MakeAdmission = Callable[[PoolSettings, Choose], Admission]
@@ -124,6 +128,11 @@ class App:
             self.registry.announce = self._bell.ring
         self.transport = Transport()
         self.leaving = Leaving()
+        given = config.salt_secret
+        salts = Salts(given.get_secret_value().encode() if given is not None else secrets.token_bytes(32))
+        self.probes = Probes(
+            self.clock, self.transport, salts, lambda: self.lifecycle.world, lambda pool: self.pools[pool].watcher
+        )
         self.strangers = Strangers(config.unauthenticated.requests_per_minute, config.unauthenticated.burst)
         self.breakers = Breakers(random.random, values.breaker(config.failover))
         self.pools: dict[str, _Parts] = {}
@@ -149,7 +158,7 @@ class App:
             breakers=self.breakers,
             ratios=RetryRatios(retry, self.clock.monotonic()),
             retry=retry,
-            salt_secret=secrets.token_bytes(32),
+            salts=salts,
         )
         self.lifecycle = Lifecycle(
             self._world(config),
@@ -198,6 +207,8 @@ class App:
         for parts in self.pools.values():
             await parts.watcher.start()
         await self._first_polls()
+        await self.probes.first(_FIRST_PROBE_S)
+        self._spawn(self.probes.run())
         self._spawn(self._keep_house())
         self._ready = True
         log.info("ready: data on port %d, admin on port %d", self.port, self.admin_port)
@@ -374,6 +385,7 @@ class App:
             total_s=pool.timeouts.total_ms / 1000,
             ttft_slo_s=settings.ttft_slo_s,
             isolation=pool.isolation,
+            separation=self.probes.of(name, pool),
             gather=pool.gather,
             bills_on=values.bills_on(pool),
             adapters=values.adapters(pool),
@@ -432,29 +444,17 @@ class App:
 
     def readiness(self) -> Readiness:
         """Whether new requests may come, and what the instance goes on without."""
-        reasons: list[str] = []
-        if not self._ready:
-            reasons.append("draining" if self.lifecycle.draining else "starting")
-        status = self.limiter.status()
-        if not status.ready:
-            reasons.append(status.reason)
-        if self._ready and not self.registry.read:
-            reasons.append("the registry has not been read yet")
-        now = self.clock.monotonic()
-        away = status.mode is StoreMode.AWAY
-        degraded = [f"limit store away: {status.reason or 'each limit follows its own mode'}"] if away else []
-        if self.registry.away is not None:
-            degraded.append(f"registry away ({self.registry.away}): tenants and keys stay as last read")
-        degraded += self.ledger.degraded()
-        degraded += [
-            f"pool {name} has no usable replica"
-            for name, parts in self.pools.items()
-            if not parts.members.any_usable(now)
-        ]
-        degraded += [f"pool {key.provider} refuses our configuration: {why}" for key, why in self.breakers.barred()]
-        for parts in self.pools.values():
-            degraded += parts.polled.loras.problems()
-        return Readiness(tuple(reasons), tuple(degraded))
+        idle = None if self._ready else ("draining" if self.lifecycle.draining else "starting")
+        return condition(
+            idle=idle,
+            limiter=self.limiter,
+            registry=self.registry,
+            ledger=self.ledger.degraded(),
+            pools={name: parts.polled for name, parts in self.pools.items()},
+            breakers=self.breakers,
+            probes=self.probes,
+            now=self.clock.monotonic(),
+        )
 
     def _snapshots(self) -> Iterable[PoolSnapshot]:
         now = self.clock.monotonic()
@@ -463,6 +463,7 @@ class App:
     def _extra_metrics(self) -> Iterable[Metric]:
         yield from families.limits(self.limiter)
         yield from families.leaving(self.leaving)
+        yield from families.isolation(self.probes)
         now = self.clock.monotonic()
         yield from families.breakers(self.breakers, now)
         yield from routes.spill({name: parts.polled.spillway for name, parts in self.pools.items()}, now)

@@ -47,6 +47,24 @@ def stores(config: Config) -> Iterator[Finding]:
         )
 
 
+def salts(config: Config) -> Iterator[Finding]:
+    """A secret for cache salts that cannot be guessed, and that instances share."""
+    secret = config.salt_secret
+    if secret is not None:
+        if len(secret.get_secret_value()) < _SHORT_KEY:
+            yield Finding(("salt_secret",), f"has fewer than {_SHORT_KEY} characters, so salts could be guessed")
+        return
+    salted = [name for name, pool in config.pools.items() if pool.isolation == "salted"]
+    salted += [name for name, tenant in config.tenants.items() if tenant.isolation == "salted"]
+    if config.redis is not None and salted:
+        yield Finding(
+            ("redis",),
+            f"instances share limits but not the cache salts that {salted[0]!r} needs, so a tenant finds its cached "
+            "prefixes only through the instance that made them; set salt_secret",
+            warning=True,
+        )
+
+
 def ahead(config: Config) -> Iterator[Finding]:
     """Settings that no part reads: silence about them would be a promise."""
     if config.telemetry.otlp_endpoint is not None:
@@ -81,6 +99,7 @@ def something_to_serve(config: Config) -> Iterator[Finding]:
 RULES: Final[tuple[Rule, ...]] = (
     rule(listeners, "listen", "admin"),
     rule(stores, "redis", "limits_when_store_is_away"),
+    rule(salts, "salt_secret", "redis", "pools", "tenants"),
     rule(ahead, "telemetry"),
     rule(failover, "failover"),
     rule(something_to_serve, "pools", "models"),

@@ -141,7 +141,7 @@ def isolation(config: Config) -> Iterator[Finding]:
             pool = config.pools[pool_name]
             if pool.dedicated_to == name or FACTS[pool.kind].salt:
                 continue
-            engine = FACTS[pool.kind].engine
+            engine = FACTS[pool.kind].engine or bool(pool.replicas)
             whose = "the engine shares its prefix cache" if engine else "the provider decides what its cache shares"
             yield Finding(path, f"pool {pool_name!r} (kind {pool.kind}) takes no salt: {whose}", warning=not engine)
 

@@ -90,6 +90,9 @@ def nobody(plan: Plan, now: float) -> Refused:
         return Refused(Outcome.UNSUPPORTED, f"No target of this model can do this: it {detail}.")
     if reasons and reasons <= _FORBIDDEN:
         return Refused(Outcome.FORBIDDEN, "No target of this model is open to this tenant.", param="model")
+    if SkipReason.NOT_ISOLATED in reasons:
+        why = "; ".join(sorted({skip.detail for _, skip in plan.skipped if skip.reason is SkipReason.NOT_ISOLATED}))
+        return Refused(Outcome.NOT_ISOLATED, f"This tenant requires isolation: {why}.", retry_after_s=5.0)
     if SkipReason.TOO_DEAR in reasons:
         sentence = "The targets that take requests at the moment cost more than this tenant allows for one request."
     else:

@@ -102,6 +102,14 @@ class Outcome(Enum):
     NO_TARGET = Ending(
         "no_target", 503, Fault.UPSTREAM, End.UPSTREAM_FAILED, "service_unavailable_error", "no_target_available"
     )
+    NOT_ISOLATED = Ending(
+        "not_isolated",
+        503,
+        Fault.GATEWAY,
+        End.NEVER_SENT,
+        "service_unavailable_error",
+        "isolation_not_kept",
+    )
     UPSTREAM_FAILED = Ending(
         "upstream_failed", 502, Fault.UPSTREAM, End.UPSTREAM_FAILED, "server_error", "upstream_error"
     )

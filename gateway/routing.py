@@ -11,9 +11,7 @@ another credential may still use.
 
 from __future__ import annotations
 
-import hmac
 import logging
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -22,6 +20,7 @@ from gateway.accept import Accepted
 from gateway.affinity import Sessions, name_of
 from gateway.clock import Clock
 from gateway.gate import Gate
+from gateway.isolation import Salts
 from gateway.needs import needs_of
 from gateway.relay import Broken
 from gateway.world import Credential, PoolEntry, World
@@ -65,14 +64,14 @@ class Routing:
         breakers: Breakers,
         ratios: RetryRatios,
         retry: RetrySettings,
-        salt_secret: bytes,
+        salts: Salts,
     ) -> None:
         self._clock = clock
         self._uniform = uniform
         self._breakers = breakers
         self._ratios = ratios
         self._retry = retry
-        self._salt_secret = salt_secret
+        self._salts = salts
         self._sessions = Sessions()
         self._turn = 0  # credentials of an account are used in turn
         self._back: set[str] = set()  # pools that were without a replica and have one again, no failure seen since
@@ -87,11 +86,14 @@ class Routing:
 
         endpoint = accepted.call.endpoint
         common = endpoint is Endpoint.CHAT
+        salted = accepted.principal.isolation == "salted"
 
         def usable(target: Target, at: float) -> Skip | None:
             pool = world.pools[target.pool]
             if not common and not pool.kind.facts.serves(endpoint):
                 return Skip(SkipReason.FEATURE_MISSING, f"lacks {endpoint}")
+            if salted and (why := pool.separation.hindrance()) is not None:
+                return Skip(SkipReason.NOT_ISOLATED, why)
             if not pool.members.any_usable(at):
                 return Skip(SkipReason.NO_REPLICA, f"no replica of pool {pool.name} is usable")
             first: Skip | None = None
@@ -344,9 +346,7 @@ class Routing:
         """The cache salt of a tenant: unguessable, the same on every instance, and never the client's to choose."""
         if pool.isolation != "salted" and accepted.principal.isolation != "salted":
             return None
-        tenant = accepted.principal.tenant.encode()
-        framed = len(tenant).to_bytes(4, "big") + tenant
-        return urlsafe_b64encode(hmac.digest(self._salt_secret, framed, "sha256")).decode().rstrip("=")
+        return self._salts.of(accepted.principal.tenant, accepted.call.body.get("cache_salt"))
 
 
 _NO_FAULT = frozenset({408, 425})  # "took too long to send", "too early": tried again, and nobody's fault

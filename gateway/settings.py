@@ -214,6 +214,9 @@ class Config(Settings):
     any model, or let it through `free`."""
     key_peppers: Annotated[tuple[Secret, ...], AfterValidator(_unique_peppers)] = ()
     """Secrets for `hmac:` key hashes, newest first."""
+    salt_secret: Secret | None = None
+    """What the cache salts of tenants are made from, at least 16 characters, the same on every instance; it is read at
+    the start. None: made anew then, so that cached prefixes are lost with a restart and not shared by instances."""
     pools: NameTable[Pool] = Field(default={}, validate_default=True)
     """Pools by name."""
     models: ModelTable[Model] = Field(default={}, validate_default=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.gate import Gate
+from gateway.isolation import Separation
 from gateway.lora import Loras
 from gateway.principals import Directory, Principal
 from gateway.spillway import Spillway
@@ -61,6 +62,7 @@ class PoolEntry:
     total_s: float
     ttft_slo_s: float
     isolation: str
+    separation: Separation  # whether its salts have been shown to part tenants
     gather: bool
     bills_on: bool  # what is still generated after a client has left is paid for
     adapters: Mapping[str, frozenset[str] | None]  # LoRA adapters and the replicas that hold them; None is all

@@ -56,6 +56,7 @@ class SkipReason(StrEnum):
     NO_SPARE_CAPACITY = "no_spare_capacity"
     SHED_FIRST = "shed_first"
     DRAINING = "draining"
+    NOT_ISOLATED = "not_isolated"
 
 
 class Skip(NamedTuple):

@@ -186,6 +186,11 @@ class Watcher:
         now = self._clock()
         return Observation(watched.name, now, healthy, figures, "; ".join(errors) or None, now - began, served)
 
+    async def look(self, name: str) -> Observation | None:
+        """One poll of a replica by its name, without the callback; None when it is not watched."""
+        watched = self._watched.get(name)
+        return None if watched is None else await self.poll(watched)
+
     def _begin(self, watched: Watched) -> None:
         before = self._tasks.pop(watched.name, None)
         if before is not None:

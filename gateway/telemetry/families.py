@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.isolation import Verdict
+from gateway.isolation_probe import Probes
 from gateway.leaving import Leaving
 from providers.breaker import Breakers
 from providers.health import State
@@ -63,3 +65,23 @@ def leaving(found: Leaving) -> Iterator[Metric]:
     running = GaugeMetricFamily("weighbridge_left_answers_running", "Answers read on although their client left.")
     running.add_metric([], found.running)
     yield running
+
+
+def isolation(found: Probes) -> Iterator[Metric]:
+    """Whether salts part the prefix caches of tenants, as the probe saw it."""
+    state = GaugeMetricFamily(
+        "weighbridge_isolation",
+        "1 for what the isolation probe last saw of a replica that is to keep tenants' prefix caches apart.",
+        labels=("pool", "replica", "verdict"),
+    )
+    for name, separation in found.pools.items():
+        for replica, (verdict, _) in separation.verdicts.items():
+            for one in Verdict:
+                state.add_metric([name, replica, one], 1 if verdict is one else 0)
+    yield state
+    runs = CounterMetricFamily(
+        "weighbridge_isolation_probes", "Probes of a pool's isolation by what they saw.", labels=("pool", "verdict")
+    )
+    for (name, verdict_seen), count in found.runs.items():
+        runs.add_metric([name, verdict_seen], count)
+    yield runs
