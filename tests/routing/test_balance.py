@@ -362,3 +362,17 @@ def test_whatever_comes_and_goes_only_replicas_with_room_are_chosen(
 def test_nothing_fitting_is_the_callers_error() -> None:
     with pytest.raises(IndexError):
         Chooser(rng().random, PLAIN)(request(), [], 0.0)
+
+
+def test_what_a_replica_is_believed_to_hold_of_a_prompt() -> None:
+    index = PrefixIndex()
+    for name in ("a", "b"):
+        index.set_replica(name)
+    chooser = Chooser(lambda: 0.5, index=index)
+    first = request(2000, affinity("", None, ["x" * 8000]))
+    assert chooser.held("a", first) == 0
+    chooser.sent("a", first)
+    longer = request(3000, affinity("", None, ["x" * 8000 + "y" * 4000]))
+    assert (chooser.held("a", longer), chooser.held("b", longer)) == (1792, 0)
+    assert chooser.held("a", request(100, longer.affinity)) == 100  # never more than there is
+    assert chooser.held("a", request(100)) == 0

@@ -163,3 +163,16 @@ def test_never_more_than_a_third_or_one_is_out(size: int, steps: list[tuple[int,
         assert len(out(replicas, now)) <= most
         if replicas.calm(now):
             assert all(replicas.hindrance(f"r{i}", "interactive", now, 0.99) is None for i in range(size))
+
+
+def test_a_pool_is_well_as_long_as_one_replica_s_last_answer_was_good() -> None:
+    replicas = pool(2)
+    assert replicas.any_well()
+    fail(replicas, "r0", 1.0, times=1)
+    assert replicas.any_well()
+    fail(replicas, "r1", 1.0, times=1)
+    assert not replicas.any_well()
+    replicas.enter("r0", "interactive", 2.0).end(Event.OK, 2.0)
+    assert replicas.any_well()
+    replicas.polled("r0", False, 3.0)
+    assert not replicas.any_well()

@@ -178,3 +178,14 @@ def test_a_total_outage_multiplies_by_at_most_a_tenth_and_one_a_second(seed: int
         attempts += made.attempts
         now += rng.expovariate(rate)
     assert attempts <= 1.1 * requests + 1.0 * now + numbers.begin
+
+
+def test_what_goes_on_where_an_attempt_stopped_asks_nothing_of_the_ratio() -> None:
+    ratios = RetryRatios(RetrySettings(begin=0.0))
+    one = budget(ratios=ratios)
+    assert one.left == 2
+    assert one.after(FailureKind.TRANSIENT, 0.0, ALL, 0.5, free=True).step is Step.OTHER_REPLICA
+    assert one.left == 1
+    assert ratios.fleet.spent == 0
+    assert one.after(FailureKind.TRANSIENT, 0.0, ALL, 0.5).stop is Stop.RATIO
+    assert budget(sdk_retries=2).left == 0
