@@ -7,6 +7,7 @@ connections outlive it, requests under way keep the world they began with.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import secrets
@@ -177,7 +178,7 @@ class App:
             readiness=self.readiness,
             new_id=_request_ids(),
         )
-        self._server = DataServer(self.lifecycle.serve)
+        self._server = DataServer(self.lifecycle.serve, config.listen.server)
         self._page = Page(self.instruments, self._snapshots, self._extra_metrics)
 
     # -- life ----------------------------------------------------------------------------------------
@@ -485,6 +486,10 @@ def serve(config: Config, path: Path | None = None) -> None:
     async def main() -> None:
         app = await App(config, path=path, request_log=sys.stdout.buffer).start()
         app.handle_signals()
+        # What was built at start lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 100)
         try:
             await app.wait()
         finally:
