@@ -65,7 +65,9 @@ class PrefillLine:
     @property
     def learned(self) -> float | None:
         """Tokens/s seen from grant to first token while prefill was the only thing between them; None = not yet."""
-        return self._done / self._busy if self._busy > _FIRST_SAMPLE_S else None
+        if self._busy > _FIRST_SAMPLE_S and self._done > 0.0:  # prompts of no uncached token teach no speed
+            return self._done / self._busy
+        return None
 
     @property
     def speed(self) -> float | None:

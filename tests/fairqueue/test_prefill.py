@@ -109,6 +109,16 @@ def test_the_line_never_counts_what_is_not_there(events: list[tuple[str, int]]) 
             assert x.is_open(opens)
 
 
+def test_prompts_of_no_token_teach_no_speed() -> None:
+    """A prompt found whole in the cache has nothing to prefill; a speed of zero would close the line for ever."""
+    x = PrefillLine(0.05)
+    x.enter("cached", 0, 0.0)
+    x.leave("cached", 0.1, finished=True)
+    assert x.learned is None
+    x.enter("ordinary", 257, 0.1)
+    assert x.opens_at(0.15) is None or x.opens_at(0.15) >= 0.15
+
+
 def test_pace_lets_a_burst_in_and_then_keeps_the_rate_whatever_the_sizes() -> None:
     pace = Pace()
     assert pace.is_open(0.0)
