@@ -314,6 +314,7 @@ class App:
                 snapshots=lambda: {pool.name: pool for pool in self._snapshots()},
                 breakers=lambda: self.breakers.snapshot(clock.monotonic()).items(),
                 sellable=self.tenancy.sellable,
+                separations=lambda: self.probes.pools,
                 last_used=lambda: self.ledger.last_used,
             ),
         )

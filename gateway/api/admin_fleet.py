@@ -16,6 +16,7 @@ from gateway.api.admin_tenants import tenant_of, when
 from gateway.api.problems import Problem
 from gateway.config_rules_limits import allowed_models
 from gateway.config_rules_tenants import reachable
+from gateway.isolation import Separation
 from gateway.registry import tables
 from gateway.settings import Config
 from gateway.settings_pools import Pool
@@ -33,6 +34,7 @@ class Fleet:
     snapshots: Callable[[], Mapping[str, PoolSnapshot]]
     breakers: Callable[[], Iterable[tuple[BreakerKey, BreakerSnapshot]]]  # of every pool
     sellable: Callable[[str, str, Reservation], Sale]  # pool, tenant, terms
+    separations: Callable[[], Mapping[str, Separation]]  # of every pool
     last_used: Callable[[], Mapping[str, int]]  # Unix microseconds by key id, as seen by this instance
 
 
@@ -41,6 +43,12 @@ def _pool_view(name: str, call: Call, snapshot: PoolSnapshot) -> dict[str, Any]:
     pool = fleet.config().pools[name]
     found = asdict(snapshot)
     found |= {"kind": pool.kind, "isolation": pool.isolation, "dedicated_to": pool.dedicated_to}
+    separation = fleet.separations().get(name)
+    found["separation"] = (
+        {replica: {"verdict": verdict, "detail": detail} for replica, (verdict, detail) in separation.verdicts.items()}
+        if separation is not None
+        else {}
+    )
     found["breakers"] = [
         {"region": key.region, "model": key.model, "credential": key.credential, "state": one.state, "cause": one.cause}
         for key, one in fleet.breakers()
@@ -81,9 +89,19 @@ async def boundaries(call: Call) -> Answer:
     found = [
         {"pool": name, "kind": config.pools[name].kind, "used": name in used}
         | _boundary(row.name, row.settings, config.pools[name])
+        | {"problem": _problem(call, row.name, row.settings, name)}
         for name in sorted(reachable(config, row.name, row.settings))
     ]
     return Answer({"tenant": row.name, "isolation": row.settings.isolation, "pools": found})
+
+
+def _problem(call: Call, name: str, tenant: Tenant, pool: str) -> str | None:
+    """What the isolation probe has against a pool that is to part the tenant's cache by a salt."""
+    fleet: Fleet = call.parts.fleet
+    kept, separation = fleet.config().pools[pool], fleet.separations().get(pool)
+    if separation is None or kept.dedicated_to == name or "salted" not in (kept.isolation, tenant.isolation):
+        return None
+    return separation.hindrance()
 
 
 def _boundary(name: str, tenant: Tenant, pool: Pool) -> dict[str, str]:

@@ -202,6 +202,8 @@ class BoundaryView(View):
     prefix_cache: str
     adapter: str
     logs: str
+    problem: str | None
+    """Why the salt does not part the prefix cache there, as the isolation probe saw it; null when it does."""
 
 
 class BoundariesView(View):

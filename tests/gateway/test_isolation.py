@@ -97,6 +97,15 @@ async def verdict(stack: Stack) -> str:
     return str(found)
 
 
+async def admin(stack: Stack, path: str) -> dict[str, Any]:
+    """What the admin API says."""
+    url = f"http://127.0.0.1:{stack.app.admin_port}/admin/v1{path}"
+    async with stack.session.get(url, headers={"authorization": "Bearer admin-key-for-tests"}) as answer:
+        assert answer.status == 200, await answer.text()
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
 async def probe(stack: Stack) -> None:
     """Another round now."""
     stack.app.probes._due.clear()
@@ -216,9 +225,14 @@ async def test_a_pool_that_leaks_is_taken_out_of_salted_service(field: str, leak
         assert (await stack.post(stack.chat(), key=BOB))[0] == 200  # who shares is served on
         [problem] = (await readiness(stack))["degraded"]
         assert "pool local does not keep tenants' prefix caches apart" in problem
+        assert "another tenant found" in str(await admin(stack, "/tenants/alice/boundaries"))
+        pool = await admin(stack, "/pools/local")
+        assert pool["separation"]["r0"]["verdict"] == "leaking"
         leak(None)
         await probe(stack)
         assert await verdict(stack) == "separate"
+        [boundary] = (await admin(stack, "/tenants/alice/boundaries"))["pools"]
+        assert (boundary["prefix_cache"], boundary["problem"]) == ("salted", None)
         assert (await stack.post(stack.chat(), key=ALICE))[0] == 200
         assert (await readiness(stack))["degraded"] == []
 
