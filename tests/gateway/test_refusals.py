@@ -142,10 +142,9 @@ async def test_each_token_limit_alone_is_enforced_and_settled(name: str) -> None
         body = stack.chat(messages=[{"role": "user", "content": "weigh " * 50}], max_tokens=100)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        statuses = [(await stack.post(body))[0] for _ in range(14)]
+        statuses = [status for status, _, _ in await asyncio.gather(*(stack.post(body) for _ in range(14)))]
         took = loop.time() - began
-        assert statuses[0] == 200
-        assert 429 in statuses
+        assert {200, 429} == set(statuses)
         used = sum(
             {"input_tokens": x["prompt_tokens"], "output_tokens": x["output_tokens"]}.get(
                 name, x["prompt_tokens"] + x["output_tokens"]
