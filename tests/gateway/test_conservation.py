@@ -61,7 +61,7 @@ async def _one(stack: Stack, rng: random.Random) -> None:
 
 async def test_two_thousand_mixed_requests_leave_nothing_behind() -> None:
     changes = {
-        "pool": "timeouts: {connect_ms: 200, first_token_ms: 1500, stall_ms: 500, total_ms: 20000}\n"
+        "pool": "timeouts: {connect_ms: 1400, first_token_ms: 1500, stall_ms: 500, total_ms: 20000}\n"
         "    capacity: {seats: 32, chunk_tokens: 512, prefill_tokens_per_s: 100000}",
         "ttft_ms": 1000,
         "limits": "{requests_per_minute: 90000, total_tokens_per_minute: 3000000, concurrency: 79}",

@@ -14,7 +14,7 @@ from providers.simulated.faults import Fault, FaultKind
 from tests.gateway.failover import account, engine, forget, hear, route, serving
 from tests.gateway.stack import ALICE, MODEL, Stack
 
-TIMERS = "timeouts: {connect_ms: 200, first_token_ms: 250, stall_ms: 250, total_ms: 20000}, slo: {ttft_ms: 200}"
+TIMERS = "timeouts: {connect_ms: 340, first_token_ms: 350, stall_ms: 350, total_ms: 20000}, slo: {ttft_ms: 200}"
 PRICES = "prices: {input_usd_per_mtok: 1, output_usd_per_mtok: 10}"
 LIMITS = "limits: {usd_per_day: 100}"
 
