@@ -3,7 +3,9 @@
 `SeatLearner`. The limit starts small and grows by one with every first token that comes while the limit is used
 (each proves a seat, so it doubles per round trip), until the replica shows that it is full: requests waiting inside
 an engine, a 429 from an account. Then it is cut by a tenth, at most once per `calm_s`, and grows by about one per
-round trip from there (AIMD). It never falls below what the engine says it runs, and it does not grow while unused.
+round trip from there (AIMD), quickly again once nothing was wrong for a while: after a hiccup in the first seconds a
+slow climb would take minutes. A slow answer alone, of an engine that says nothing waits in it, cuts but does not end
+the quick growth. It never falls below what the engine says it runs, and it does not grow while unused.
 An engine is found full by slowness too; that never takes it below `least`, and up to `good` it grows back quickly.
 
 `SafetyNet`. A factor on the dispatch budget of a replica: an SLO breached in a window multiplies it by 0.9, a window
@@ -15,6 +17,7 @@ while the engine preempts: then outputs are longer than predicted, or somebody e
 from __future__ import annotations
 
 _START = 2.0
+_FORGIVEN = 5.0  # calm times without trouble, after which growth is quick again: what was met may have been a hiccup
 
 
 class SeatLearner:
@@ -34,18 +37,19 @@ class SeatLearner:
     def limit(self) -> int:
         return max(1, int(self.value))
 
-    def accepted(self, inflight: int) -> None:
+    def accepted(self, inflight: int, now: float) -> None:
         """The replica began to answer a request while `inflight` sequences were in flight."""
-        quick = self._slow_start or self.value < self.good
+        quick = self._slow_start or self.value < self.good or now > self._calm_until + _FORGIVEN * self.calm_s
         if 2 * inflight >= self.limit if quick else inflight >= self.limit - 1:
             self.value += 1.0 if quick else 1.0 / self.value
 
-    def congested(self, now: float, running: int | None) -> None:
-        """The replica is full. `running` is what it runs, if it says so."""
+    def congested(self, now: float, running: int | None, *, certain: bool = True) -> None:
+        """The replica is full. `running` is what it runs, if it says so. Not `certain`: only slow, as in a hiccup."""
         if now < self._calm_until:
             return
         self._calm_until = now + self.calm_s
-        self._slow_start = False
+        if certain:
+            self._slow_start = False
         self.value = max(1.0, self.value * 0.9, float(running or 0), float(self.least))
 
 

@@ -173,9 +173,11 @@ class Replica:
         self.meter.first_token(late=now - ticket.granted_at > self._patience(ticket))
         if self._learning:
             if self._settings.engine and self.line.stalled(now):
-                self.learner.congested(now, self.inflight - len(self.line.waiting))
+                last = self.scraped.last
+                empty = last is not None and last.waiting == 0 and self.scraped.fresh(now)
+                self.learner.congested(now, self.inflight - len(self.line.waiting), certain=not empty)
             else:
-                self.learner.accepted(self.inflight)
+                self.learner.accepted(self.inflight, now)
             self.limit_seats()
         self.line.answered(now - ticket.granted_at)
         self.line.leave(ticket, now, finished=True)

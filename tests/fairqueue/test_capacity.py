@@ -121,7 +121,7 @@ def test_seats_grow_with_every_proof_and_shrink_by_a_tenth_when_full() -> None:
     while seats.limit < 64:
         inflight = seats.limit
         for _ in range(inflight):
-            seats.accepted(inflight)
+            seats.accepted(inflight, 9.0)
         rounds += 1
     assert rounds == 5
     seats.congested(10.0, None)
@@ -129,22 +129,38 @@ def test_seats_grow_with_every_proof_and_shrink_by_a_tenth_when_full() -> None:
     seats.congested(10.5, None)  # the same congestion
     assert seats.limit == 57
     for _ in range(58):
-        seats.accepted(58)
+        seats.accepted(58, 11.0)
     assert seats.limit == 58
     seats.congested(12.0, 60)  # it runs 60: it has 60 seats
     assert seats.limit == 60
 
 
+def test_a_hiccup_in_the_first_seconds_is_made_up_for() -> None:
+    seats = SeatLearner(calm_s=1.0)
+    seats.congested(0.0, None)  # full, and it was so for a moment only
+    for second in range(5):
+        seats.accepted(seats.limit, float(second))
+    assert seats.limit < 4
+    for _ in range(40):
+        seats.accepted(seats.limit, 7.0)
+    assert seats.limit > 40
+    slow = SeatLearner(calm_s=1.0)
+    slow.congested(0.0, None, certain=False)  # slow, while nothing waits in the engine
+    for _ in range(40):
+        slow.accepted(slow.limit, 1.0)
+    assert slow.limit > 40
+
+
 def test_an_unused_limit_does_not_grow() -> None:
     seats = SeatLearner()
     while seats.limit < 40:
-        seats.accepted(seats.limit)
+        seats.accepted(seats.limit, 0.0)
     for _ in range(100):
-        seats.accepted(19)
+        seats.accepted(19, 0.0)
     assert seats.limit == 40
     seats.congested(0.0, None)
     for _ in range(100):
-        seats.accepted(34)
+        seats.accepted(34, 1.0)
     assert seats.limit == 36
 
 

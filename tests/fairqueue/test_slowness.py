@@ -90,9 +90,9 @@ def test_learned_seats_are_cut_to_half_of_what_is_good_and_no_further_and_grow_b
         learner.congested(float(second), None)
     assert learner.limit == 20
     for _ in range(20):
-        learner.accepted(learner.limit)
+        learner.accepted(learner.limit, 30.0)
     assert learner.limit == 40
-    learner.accepted(40)
+    learner.accepted(40, 30.0)
     assert learner.limit == 40  # and from here slowly
 
 
