@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 import pytest
 
 from providers.http1 import Connection
-from providers.transport import Answer, Cut, Origin, Timers, Transport
+from providers.transport import Answer, ConnectFailed, Cut, Origin, Timers, Transport
 from tests.transport.scripted import OK, Peer, Upstream, always, only, post, silent, until
 
 STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -257,3 +257,45 @@ async def test_cancelled_before_it_began() -> None:
         await _cancelled(task)
         assert not transport.stats()
         assert not upstream.peers
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_abides_is_read_on_after_a_cancelled_read() -> None:
+    told = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM + b"5\r\nfirst\r\n")
+        await told.wait()
+        await peer.send(b"4\r\nrest\r\n0\r\n\r\n")
+
+    async with Upstream(script) as upstream, Transport() as transport:
+        answer = await post(transport, upstream.origin)
+        answer.abides = True
+        assert await answer.read() == b"first"
+        reading = asyncio.create_task(answer.read())
+        await asyncio.sleep(0)
+        await _cancelled(reading)
+        assert only(transport).in_use == 1
+        told.set()
+        assert await answer.read() == b"rest"
+        assert await answer.read() == b""
+        assert only(transport).idle == 1  # it went back to the pool like any other
+
+
+@pytest.mark.asyncio
+async def test_who_asks_is_told_when_a_request_is_about_to_go() -> None:
+    told: list[str] = []
+
+    def sending() -> None:
+        told.append("sending")
+
+    async with Upstream(always(OK)) as upstream, Transport() as transport:
+        timers = Timers(1.0, 1.0, 1.0)
+        answer = await transport.send(upstream.origin, "POST", "/", (), b"", timers, sending)
+        answer.close()
+        assert told == ["sending"]
+        told.clear()
+        with pytest.raises(ConnectFailed):  # nothing can have been worked on
+            await transport.send(Origin("http", "127.0.0.1", 1), "POST", "/", (), b"", timers, sending)
+        assert told == []
