@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -45,6 +44,7 @@ from gateway.leaving import Leaving
 from gateway.lifecycle import Lifecycle
 from gateway.lora import Loras
 from gateway.polled import Polled
+from gateway.record import numbered
 from gateway.registry.bell import Bell
 from gateway.registry.database import MEMORY, Database
 from gateway.registry.ledger import ledger_of
@@ -176,7 +176,7 @@ class App:
             settler=settler,
             instruments=self.instruments,
             readiness=self.readiness,
-            new_id=_request_ids(),
+            new_id=numbered("req_" + secrets.token_hex(6)),
         )
         self._server = DataServer(self.lifecycle.serve, config.listen.server)
         self._page = Page(self.instruments, self._snapshots, self._extra_metrics)
@@ -389,6 +389,7 @@ class App:
             isolation=pool.isolation,
             separation=self.probes.of(name, pool),
             gather=pool.gather,
+            priorities=pool.priority,
             bills_on=values.bills_on(pool),
             adapters=values.adapters(pool),
             extra=pool.extra(),
@@ -471,13 +472,6 @@ class App:
         yield from routes.spill({name: parts.polled.spillway for name, parts in self.pools.items()}, now)
         yield from routes.adapters({name: parts.polled.loras for name, parts in self.pools.items()})
         yield from routes.continuations(self.instruments)
-
-
-def _request_ids() -> Callable[[], str]:
-    """Ids that differ between processes and starts and are cheap to make."""
-    prefix = "req_" + secrets.token_hex(6)
-    numbers = count(1)
-    return lambda: f"{prefix}{next(numbers):08x}"
 
 
 def serve(config: Config, path: Path | None = None) -> None:

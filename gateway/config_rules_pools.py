@@ -204,6 +204,17 @@ def isolation(config: Config) -> Iterator[Finding]:
             )
 
 
+def priorities(config: Config) -> Iterator[Finding]:
+    """An order inside the engine needs an engine that keeps one."""
+    for name, pool in config.pools.items():
+        if pool.priority and FACTS[pool.kind].priority is None:
+            taking = sorted(kind for kind, facts in FACTS.items() if facts.priority is not None)
+            yield Finding(
+                ("pools", name, "priority"),
+                f"kind {pool.kind!r} serves in the order of arrival; these can serve by priority: {', '.join(taking)}",
+            )
+
+
 def unused(config: Config) -> Iterator[Finding]:
     """Every pool serves some model."""
     used = {target.pool for model in config.models.values() for tier in model.tiers for target in tier.targets}
@@ -222,5 +233,6 @@ RULES: Final[tuple[Rule, ...]] = (
     rule(loops, "pools", "listen"),
     rule(timers, "pools"),
     rule(isolation, "pools", "tenants"),
+    rule(priorities, "pools"),
     rule(unused, "pools", "models"),
 )

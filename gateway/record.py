@@ -6,8 +6,10 @@ prefilling into `failed`, so that the phases that remain tell only of the attemp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count
 from typing import TYPE_CHECKING
 
 from gateway.outcomes import Outcome
@@ -139,3 +141,9 @@ class Record:
             return False
         self.outcome = outcome
         return True
+
+
+def numbered(prefix: str) -> Callable[[], str]:
+    """Ids that are cheap to make, and differ between processes and starts as `prefix` does."""
+    numbers = count(1)
+    return lambda: f"{prefix}{next(numbers):08x}"

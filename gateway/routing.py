@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from fairqueue.item import Item
+from fairqueue.item import Item, RequestClass
 from gateway.accept import Accepted
 from gateway.affinity import Sessions, name_of
 from gateway.clock import Clock
@@ -36,6 +36,8 @@ log = logging.getLogger("weighbridge.routing")
 _SHORT_WAIT_S = 1.0
 _OURS = frozenset({Event.MISCONFIGURED, Event.RATE, Event.QUOTA})  # of a credential or a model, not a server's health
 _OF_ONE_SERVER = frozenset({FailureKind.CONFIG, FailureKind.AUTH})  # in a pool of several, another may know better
+# Inside an engine that serves by priority; never 0, which some engines take for no priority at all.
+_PRIORITIES = {RequestClass.INTERACTIVE: 1, RequestClass.BATCH: -1}
 
 
 @dataclass(slots=True)
@@ -213,7 +215,9 @@ class Routing:
                     if hard or pool.name not in self._back:
                         continue
                     permit = breaker.passenger(now)
-                upstream = self._upstream(pool, replica, model, credential, self._salt(accepted, pool))
+                priority = _PRIORITIES[cls] if pool.priorities else None
+                salt = self._salt(accepted, pool)
+                upstream = self._upstream(pool, replica, model, credential, salt, priority)
                 member = pool.members.enter(replica, cls, now)
                 tokens = accepted.estimate.prompt_tokens
                 return Way(pool, replica, upstream, credential, permit, member, now, tokens, tokens)
@@ -222,11 +226,17 @@ class Routing:
             hard = False
 
     def _upstream(
-        self, pool: PoolEntry, replica: str, model: str, credential: Credential, salt: str | None
+        self,
+        pool: PoolEntry,
+        replica: str,
+        model: str,
+        credential: Credential,
+        salt: str | None,
+        priority: int | None,
     ) -> Upstream:
         """Where an attempt goes; the same for all attempts of a second, salts aside."""
         at = int(self._clock.unix())
-        key = (replica, model, credential.name)
+        key = (replica, model, credential.name, priority)
         known = pool.upstreams.get(key)
         if known is None or known.at != at or salt is not None:
             known = Upstream(
@@ -236,6 +246,7 @@ class Routing:
                 credential=credential.secret,
                 extra=pool.extra,
                 cache_salt=salt,
+                priority=priority,
                 gather=pool.gather,
                 at=at,
             )

@@ -236,6 +236,9 @@ class Pool(Settings):
     gather: bool = True
     """Stream calls upstream that the client did not ask to be streamed, and gather the answer, so that their progress
     is known."""
+    priority: bool = False
+    """Whether the engine was started to serve by priority (`--scheduling-policy priority` of vLLM,
+    `--enable-priority-scheduling` of SGLang): then interactive requests go before batch ones inside it too."""
     cold_start_s: Positive = 120.0
     """How long a new replica takes until it serves, for the scaling signal."""
     adapters: NameTable[Adapter] = Field(default={}, validate_default=True)

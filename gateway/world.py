@@ -64,6 +64,7 @@ class PoolEntry:
     isolation: str
     separation: Separation  # whether its salts have been shown to part tenants
     gather: bool
+    priorities: bool  # its engine serves by priority
     bills_on: bool  # what is still generated after a client has left is paid for
     adapters: Mapping[str, frozenset[str] | None]  # LoRA adapters and the replicas that hold them; None is all
     extra: Mapping[str, str]
@@ -71,7 +72,8 @@ class PoolEntry:
     spillway: Spillway | None = None  # None where nothing ever spills to the pool
     # What follows from the above and is found on first use.
     breakers: dict[tuple[str, str], Breaker] = field(default_factory=dict)  # by upstream model and credential
-    upstreams: dict[tuple[str, str, str], Upstream] = field(default_factory=dict)  # by replica, model, credential
+    # By replica, model, credential and priority.
+    upstreams: dict[tuple[str, str, str, int | None], Upstream] = field(default_factory=dict)
 
 
 class ModelPrices:

@@ -35,6 +35,8 @@ class Case:
     credential: str = f"key: {SECRET}"
     streamed: str = ""
     """Path of a call that streams, if that is another."""
+    more: str = ""
+    """More of the pool, as YAML."""
     note: str = ""
     """For the table of the docs; a case without one has no row of its own."""
 
@@ -54,7 +56,7 @@ class Case:
         if self.servers or FACTS[self.kind].engine:
             where = f"key: {SECRET}, poll_ms: 60000, replicas: [{{name: r0, url: '{url}{self.root}'}}]"
         return (
-            f"  {self.name}: {{kind: {self.kind}, {where}, capacity: {{seats: 64}}, slo: {{ttft_ms: 900}}, "
+            f"  {self.name}: {{kind: {self.kind}, {where}, {self.more}capacity: {{seats: 64}}, slo: {{ttft_ms: 900}}, "
             "timeouts: {connect_ms: 400, first_token_ms: 1500, stall_ms: 600, total_ms: 20000}}"
         )
 

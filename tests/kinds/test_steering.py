@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ import pytest
 from providers.fields import STEERING
 from tests.gateway.stack import ALICE, running
 from tests.kinds.cases import BY_NAME, CASES, Case
-from tests.kinds.stand import MESSAGES, Stand
+from tests.kinds.stand import MESSAGES, Stand, standing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -77,6 +78,19 @@ async def test_what_is_configured_is_sent_in_its_place(stand: Stand) -> None:
     seen = await sent(stand, BY_NAME["openai"])
     assert seen.headers["openai-organization"] == "org-1"
     assert seen.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(("kind", "interactive"), [("vllm", -1), ("sglang", 1)])
+@pytest.mark.asyncio(loop_scope="function")
+async def test_an_engine_that_serves_by_priority_is_told_the_class_in_its_own_direction(
+    kind: str, interactive: int
+) -> None:
+    case = replace(BY_NAME[kind], more="priority: true, ")
+    async with standing((case,)) as stand:
+        await stand.ask(case, extra_body={"priority": 99})
+        assert stand.at(case).last.body["priority"] == interactive
+        await stand.ask(case, service_tier="flex")
+        assert stand.at(case).last.body["priority"] == -interactive
 
 
 @pytest.mark.asyncio(loop_scope="function")
