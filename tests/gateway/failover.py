@@ -21,6 +21,7 @@ from tests.gateway.stack import ALICE, BOB, FAST, MODEL, Stack
 HEAD = """
 listen: {port: 0, drain_s: 5}
 admin: {port: 0, key: admin-key-for-tests}
+failover: {backoff_ms: 2, backoff_max_ms: 10}
 """
 TENANTS = f"""
 tenants:

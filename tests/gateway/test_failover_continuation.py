@@ -131,18 +131,19 @@ NOT_CONTINUED = [
 ]
 
 
-@pytest.mark.parametrize("fields", NOT_CONTINUED, ids=lambda f: list(f)[-1])
 @pytest.mark.asyncio
-async def test_what_cannot_go_on_ends_with_an_honest_error(fields: dict[str, Any]) -> None:
+async def test_what_cannot_go_on_ends_with_an_honest_error() -> None:
     async with serving([engine(), engine()], pair) as stack:
-        for server in stack.engines:
-            server.add_faults([Fault(FaultKind.CUT, tokens=4, match=Match(stream=True))])
-        heard = await stream(stack, max_tokens=12, **fields)
-        assert not heard.done
-        assert heard.error is not None
-        assert heard.error["code"] == "upstream_stream_cut"
-        line = stack.lines()[-1]
-        assert (line["outcome"], line["attempts"]) == ("stream_cut", 1)
+        for fields in NOT_CONTINUED:
+            forget(stack)
+            for server in stack.engines:
+                server.add_faults([Fault(FaultKind.CUT, tokens=4, match=Match(stream=True))])
+            heard = await stream(stack, max_tokens=12, **fields)
+            assert not heard.done, fields
+            assert heard.error is not None, fields
+            assert heard.error["code"] == "upstream_stream_cut", fields
+            line = stack.lines()[-1]
+            assert (line["outcome"], line["attempts"]) == ("stream_cut", 1), fields
         await stack.at_rest()
 
 

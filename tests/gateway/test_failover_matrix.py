@@ -220,8 +220,8 @@ async def test_with_a_second_tier(kind: str, stream: bool) -> None:
         upstream, other = stack.engines
         for case in cases(kind):
             told = expected(case, stream=stream, vendor=kind == "account")
-            if told.output:
-                continue  # the stream is out already
+            if told.output or (stream and told == TIMEOUT):
+                continue  # the stream is out already; silence is as long as above
             forget(stack)
             upstream.add_faults([replace(case.fault)])
             before = upstream.state()["requests_total"], other.state()["requests_total"]

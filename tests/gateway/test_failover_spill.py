@@ -56,17 +56,17 @@ async def test_a_dead_first_tier_under_load() -> None:
                 await asyncio.sleep(0.002)
 
         watching = asyncio.ensure_future(watch())
-        later = asyncio.gather(*(keep_asking(stack, BOB, 3.0, batch, max_tokens=30) for _ in range(20)))
-        await asyncio.gather(*(keep_asking(stack, ALICE, 3.0, people, max_tokens=30) for _ in range(20)))
+        later = asyncio.gather(*(keep_asking(stack, BOB, 2.0, batch, max_tokens=30) for _ in range(20)))
+        await asyncio.gather(*(keep_asking(stack, ALICE, 2.0, people, max_tokens=30) for _ in range(20)))
         beside = batch[200]
         await asyncio.wait_for(later, 60.0)
         watching.cancel()
         lines = stack.lines()
         calls = sum(server.state()["requests_total"] for server in stack.engines)
-        assert calls <= 1.1 * len(lines) + 3.0 + 10.0
+        assert calls <= 1.1 * len(lines) + 2.0 + 10.0
         assert first.state()["requests_total"] <= 60  # the breaker sees to it that the dead one is left alone
         assert 4 <= peak <= 6  # of 8 seats at most 85 % are spilled to
-        assert people[200] > 50
+        assert people[200] > 30
         assert set(people) == {200}  # 10 s of patience: nobody is refused
         assert beside <= 0.1 * people[200]
         assert batch == {200: batch[200]}  # it waits, and is served when there is room
@@ -88,13 +88,13 @@ async def test_what_an_account_says_it_takes_a_minute_bounds_what_spills_to_it()
         statuses: Counter[int] = Counter()
         began = asyncio.get_running_loop().time()
         before = second.state()
-        asking = [keep_asking(stack, ALICE, 2.5, statuses, max_tokens=5) for _ in range(30)]
+        asking = [keep_asking(stack, ALICE, 2.0, statuses, max_tokens=5) for _ in range(12)]
         await asyncio.wait_for(asyncio.gather(*asking), 40.0)
         took = asyncio.get_running_loop().time() - began
         after = second.state()
         tokens = sum(after[name] - before[name] for name in ("prompt_tokens_total", "generation_tokens_total"))
         assert tokens <= 0.85 * 200 * took + 0.85 * 200  # and a second's burst
-        assert tokens >= 60
+        assert tokens >= 40
         snapshot = stack.app.pools["second"].polled.spillway.snapshot(stack.app.clock.monotonic())
         assert snapshot.spare == pytest.approx(170, rel=0.01)
 
