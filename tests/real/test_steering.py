@@ -1,4 +1,4 @@
-"""The isolation probe in front of real engines: one that parts its cache by salt, and one that overlooks the salt."""
+"""What the gateway sets for an engine, in front of real ones: the salt and the proof that it parts, the priority."""
 
 from collections.abc import Iterator
 
@@ -48,3 +48,11 @@ async def test_an_engine_that_overlooks_the_salt_is_found_out(forgetful: Server)
         async with client(running.url, running.keys["acme"]) as to:
             assert await verdicts(running, to) == {"r0": "leaking"}
             assert "does not keep tenants' prefix caches apart" in await degraded(running, to)
+
+
+@pytest.mark.asyncio
+async def test_vllm_takes_the_priority_of_a_class(vllm: Server) -> None:
+    with gateway("vllm", [vllm.url], capacity={"seats": 8}, context=1024, priority=True) as running:
+        async with client(running.url, running.keys["acme"]) as to:
+            answers = [await to.ask("the gateway", 5), await to.ask("the gateway", 5, service_tier="flex")]
+    assert [answer.status for answer in answers] == [200, 200]
