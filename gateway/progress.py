@@ -147,6 +147,13 @@ class Progress:
         if self.way is not None:
             self._routing.first_token(self.way)
 
+    def complete(self) -> None:
+        """All of the answer has come: its usage is known, and no end of this process may lose it from here on."""
+        record = self._run.record
+        record.phases.enter(Phase.FINISH, self._clock.monotonic())
+        record.usage, record.usage_whole = self.usage, True
+        self._settler.book(record)
+
     def tokens(self, total: int, *, last: bool) -> None:
         """`total` output tokens so far; after the last of them the release says all there is to say."""
         record, onward = self._run.record, self._run.onward

@@ -125,6 +125,7 @@ class Record:
     limits: Reservation | Refusal | None = None  # what the limits said
     reserved: Amounts | None = None  # what is charged to them now; None before the reservation
     usage: Usage | None = None
+    booked: bool = False  # its usage stands in the ledger; the settlement need not write it again
     usage_whole: bool = False  # `usage` is that of the whole answer, not of a part of it
     billed_on: bool = False  # the upstream bills more than was seen, and does not say how much
     counted_tokens: int = 0  # output tokens seen passing by

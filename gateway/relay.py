@@ -28,6 +28,9 @@ class Watcher(Protocol):
     def tokens(self, total: int, *, last: bool) -> None:
         """`total` output tokens have arrived so far; `last` says that no more will come."""
 
+    def complete(self) -> None:
+        """The answer is whole and its last bytes are about to leave: what it cost is written down before they do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Broken:
@@ -93,6 +96,8 @@ async def relay(
             watcher.first_token()
         if part.tokens:
             watcher.tokens(seen, last=part.done)
+        if part.done and part.failure is None:
+            watcher.complete()
         if part.out:
             if not stream:
                 whole.append(part.out)

@@ -124,6 +124,13 @@ class Settler:
             ids += told(self._limiter, record.limits, self._clock.unix_us())
         return ids
 
+    def book(self, record: Record) -> None:
+        """A whole answer is about to leave: no caller may have what the ledger calls lost."""
+        ending = Outcome.FINISHED.ending
+        charged = kept(ending.end, self._used(record)) if record.reserved is not None else _NOTHING
+        self._ledger.settled(record, ending, charged, estimated=charged.output_tokens > 0 and not _reported(record))
+        record.booked = True
+
     async def settle(self, record: Record) -> None:
         """Closes the books: limits, estimator, instruments, log. Called once, on every way out."""
         record.phases.end(self._clock.monotonic())
@@ -131,7 +138,8 @@ class Settler:
         ending = outcome.ending
         charged = kept(ending.end, self._used(record)) if record.reserved is not None else _NOTHING
         estimated = charged.output_tokens > 0 and not _reported(record)
-        self._ledger.settled(record, ending, charged, estimated=estimated)  # before anything here waits
+        if not record.booked:
+            self._ledger.settled(record, ending, charged, estimated=estimated)  # before anything here waits
         reservation = record.limits
         if reservation is not None and not isinstance(reservation, Refusal):
             await self._limiter.settle(reservation, charged, self._clock.unix_us())
