@@ -13,13 +13,12 @@ from typing import Any
 import orjson
 
 from providers.chunks import gave_up, index_of, read_usage, says
-from providers.exchange import NO_USAGE, Call, Endpoint, Gathered, Relayed, Usage
+from providers.exchange import NO_USAGE, Call, Endpoint, Relayed, Usage
 from providers.failures import broken, classify_error, read_error
 from providers.mould import Mould, mould_of
 from providers.sse import EventTooLarge, Framer, data_of, encode_event
+from providers.whole import Whole
 
-WHOLE_MAX = 256 << 20
-"""Bytes of one whole answer: a full batch of embeddings as JSON floats stays below."""
 GATHER_MAX = 64 << 20
 """Bytes of a stream that is gathered."""
 _MOULDS = 8
@@ -28,46 +27,21 @@ _PARSE_MAX = 256 << 10
 """Embeddings above this many bytes are not parsed: their usage stands at the end and is read from there."""
 
 
-class WholeReader:
+class WholeReader(Whole):
     """An answer that comes as one JSON object and leaves as it came, or as a stream for a client that asked for one."""
 
-    __slots__ = ("_body", "_call", "_kind", "_over", "_stream", "tokens", "usage")
+    __slots__ = ("_call", "_stream")
 
     def __init__(self, call: Call, kind: str, *, as_stream: bool = False) -> None:
-        self.usage: Usage = NO_USAGE
-        self.tokens = 0
+        super().__init__(kind)
         self._call = call
-        self._kind = kind
         self._stream = as_stream
-        self._body = Gathered(WHOLE_MAX)
-        self._over = False
 
-    def feed(self, data: bytes) -> Relayed:
-        """Keep the bytes; nothing leaves before the end."""
-        if self._over or self._body.add(data):
-            return Relayed()
-        self._over = True
-        return Relayed(failure=broken("The upstream's answer is too large.", "upstream_too_large"))
-
-    def end(self) -> Relayed:
-        """The whole answer, or what is wrong with it."""
-        if self._over:
-            return Relayed()
-        self._over = True
-        body = self._body.joined()
-        if not body.strip():
-            return Relayed(failure=broken("The upstream answered with nothing.", "upstream_empty"))
+    def _unparsed(self, body: bytes) -> Relayed | None:
         if self._call.endpoint is Endpoint.EMBEDDINGS and len(body) > _PARSE_MAX and body.lstrip().startswith(b"{"):
             self.usage = _usage_at_the_end(body)
             return Relayed(body, content=True, done=True)
-        try:
-            answer = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return Relayed(failure=broken("The upstream's answer is not JSON.", "upstream_malformed"))
-        error = read_error(answer)
-        if error is not None:
-            return Relayed(failure=classify_error(self._kind, error))
-        return self._accept(answer, body)
+        return None
 
     def _accept(self, answer: Any, body: bytes) -> Relayed:
         if not isinstance(answer, dict):

@@ -11,13 +11,12 @@ from typing import Any
 
 import orjson
 
-from providers.exchange import NO_USAGE, Call, Endpoint, Failure, Gathered, Reader, Relayed, Usage
+from providers.exchange import NO_USAGE, Call, Endpoint, Failure, Reader, Relayed, Usage
 from providers.failures import broken, classify_error, read_error
 from providers.messages_usage import usage_of
 from providers.sse import EventTooLarge, Framer, parse
+from providers.whole import Whole
 
-WHOLE_MAX = 64 << 20
-"""Bytes of one whole answer."""
 _DELTA = b"event: content_block_delta\n"
 _EARLY = frozenset({"message_start", "ping"})
 
@@ -220,41 +219,16 @@ class GatherReader(_Stream):
         return {**message, "content": content, "usage": self._counts}
 
 
-class WholeReader:
+class WholeReader(Whole):
     """An answer that comes whole and leaves as it came: a message, or a count of tokens."""
 
-    __slots__ = ("_body", "_call", "_kind", "_over", "tokens", "usage")
+    __slots__ = ("_call",)
 
     def __init__(self, call: Call, kind: str) -> None:
-        self.usage: Usage = NO_USAGE
-        self.tokens = 0
+        super().__init__(kind)
         self._call = call
-        self._kind = kind
-        self._body = Gathered(WHOLE_MAX)
-        self._over = False
 
-    def feed(self, data: bytes) -> Relayed:
-        """Keep the bytes; nothing leaves before the end."""
-        if self._over or self._body.add(data):
-            return Relayed()
-        self._over = True
-        return Relayed(failure=broken("The upstream's answer is too large.", "upstream_too_large"))
-
-    def end(self) -> Relayed:
-        """The whole answer, or what is wrong with it."""
-        if self._over:
-            return Relayed()
-        self._over = True
-        body = self._body.joined()
-        if not body.strip():
-            return Relayed(failure=broken("The upstream answered with nothing.", "upstream_empty"))
-        try:
-            answer = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return Relayed(failure=broken("The upstream's answer is not JSON.", "upstream_malformed"))
-        error = read_error(answer)
-        if error is not None:
-            return Relayed(failure=classify_error(self._kind, error))
+    def _accept(self, answer: Any, body: bytes) -> Relayed:
         if self._call.endpoint is Endpoint.COUNT_TOKENS:
             if isinstance(answer, dict) and isinstance(answer.get("input_tokens"), int):
                 return Relayed(body, done=True)

@@ -7,13 +7,12 @@ from typing import Any
 
 import orjson
 
-from providers.exchange import NO_USAGE, Call, Failure, Gathered, Reader, Relayed, Usage
+from providers.exchange import NO_USAGE, Call, Failure, Reader, Relayed, Usage
 from providers.failures import broken, classify_error, read_error
 from providers.messages_usage import count
 from providers.sse import EventTooLarge, Framer, encode_comment, parse
+from providers.whole import Whole
 
-WHOLE_MAX = 64 << 20
-"""Bytes of one whole answer."""
 _DELTA = b".delta\n"
 _EARLY = frozenset({"response.created", "response.in_progress", "response.queued"})
 _LAST = frozenset({"response.completed", "response.incomplete"})
@@ -145,40 +144,12 @@ class StreamReader:
             self._held = None
 
 
-class WholeReader:
+class WholeReader(Whole):
     """A response that comes whole and leaves as it came."""
 
-    __slots__ = ("_body", "_kind", "_over", "tokens", "usage")
+    __slots__ = ()
 
-    def __init__(self, kind: str) -> None:
-        self.usage: Usage = NO_USAGE
-        self.tokens = 0
-        self._kind = kind
-        self._body = Gathered(WHOLE_MAX)
-        self._over = False
-
-    def feed(self, data: bytes) -> Relayed:
-        """Keep the bytes; nothing leaves before the end."""
-        if self._over or self._body.add(data):
-            return Relayed()
-        self._over = True
-        return Relayed(failure=broken("The upstream's answer is too large.", "upstream_too_large"))
-
-    def end(self) -> Relayed:
-        """The whole answer, or what is wrong with it."""
-        if self._over:
-            return Relayed()
-        self._over = True
-        body = self._body.joined()
-        if not body.strip():
-            return Relayed(failure=broken("The upstream answered with nothing.", "upstream_empty"))
-        try:
-            answer = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return Relayed(failure=broken("The upstream's answer is not JSON.", "upstream_malformed"))
-        error = read_error(answer)
-        if error is not None:
-            return Relayed(failure=classify_error(self._kind, error))
+    def _accept(self, answer: Any, body: bytes) -> Relayed:
         if not isinstance(answer, dict) or not isinstance(answer.get("output"), list):
             return Relayed(failure=broken("The upstream's answer is no response.", "upstream_malformed"))
         usage = answer.get("usage")
